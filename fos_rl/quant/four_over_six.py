@@ -1,0 +1,120 @@
+"""Four-over-six NVFP4: each block takes the better of two encodings, its amax mapped to 4 or to 6.
+
+E2M1 has no value between 4 and 6, so a block whose amax maps to 6 rounds values near 5 badly;
+mapping the amax to 4 costs range and wins where that gap hurts. Both encodings are ordinary NVFP4,
+so nothing records the choice. Paper: arXiv 2512.02010. Arithmetic: NVIDIA/TransformerEngine
+transformer_engine/common/cast/nvfp4/quantize_4over6_nvfp4.cuh.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from fos_rl.quant.blocks import (
+    BLOCK,
+    E4M3_MAX,
+    BlockShape,
+    block_multiplier,
+    check_choice,
+    group_rows,
+    nvfp4_encode_scale,
+    prepare_input,
+    repeat_rows,
+    signed_codes,
+    split_blocks,
+)
+from fos_rl.quant.e2m1 import pack_magnitudes, round_to_e2m1
+from fos_rl.quant.nvfp4 import NVFP4Tensor
+
+ErrMode = Literal["mae", "mse"]
+ErrDomain = Literal["input", "scaled"]
+E4M3ScaleBound = Literal[256, 448]
+
+
+def four_over_six_quantize(
+    x: Float[Tensor, "*stack rows cols"],
+    block: BlockShape = "1x16",
+    err_mode: ErrMode = "mse",
+    e4m3_scale_bound: E4M3ScaleBound = 256,
+    row_scaled: bool = False,
+    *,
+    columnwise: bool = False,
+    global_amax: Float[Tensor, "*stack scales"] | None = None,
+    err_domain: ErrDomain = "input",
+) -> NVFP4Tensor:
+    """Return x in four-over-six NVFP4: codes [..., R, C/2], block_scale [..., R, C/16],
+    global_amax, bound.
+
+    x is fp32, bf16 or fp16 [..., R, C], C % 16 == 0 (R too with 16x16 blocks), widened to fp32
+    exactly; a leading stack (experts) has an amax for each matrix. With G the amax and b the
+    block's amax:
+
+        base = fl(fl(b / 6) * S_enc(G));  s6 = e4m3(min(base, 448));  s4 = e4m3(min(fl(base * 1.5),
+        448))
+
+    For each candidate scale every element is rounded to E2M1 and its error summed over the block,
+    element 0 to 15 one after the other; 16x16 blocks add the 16 row sums in a tree and choose
+    once. s4 is chosen only if its error is strictly smaller, so equal, infinite and NaN errors
+    keep s6.
+
+    err_domain "input" measures ``fl(fl(fl(q*s) * G) / (6*bound)) - x``; "scaled" measures
+    ``fl(q*s) - fl(x * S_enc)``, cheaper and TransformerEngine's err_use_fast_math.
+    columnwise=True returns the form of x.T (blocks along the rows of x). Near ties its 16x16
+    choices may differ from the row-wise form's, because the sums run in another order.
+    A given global_amax (of the whole tensor or the whole rows) replaces the amax of x, so that a
+    shard is quantized to a slice of the whole.
+
+    A NaN makes the amax NaN and then every block scale of that tensor (row, if row-scaled) 0x7F;
+    fused kernels may drop it. An infinity saturates.
+    """
+    check_choice("err_mode", err_mode, get_args(ErrMode))
+    check_choice("e4m3_scale_bound", e4m3_scale_bound, get_args(E4M3ScaleBound))
+    check_choice("err_domain", err_domain, get_args(ErrDomain))
+    x, amax = prepare_input(x, block, row_scaled, columnwise, global_amax)
+    magnitude, signs, block_amax = split_blocks(x, block)
+    encode_scale = nvfp4_encode_scale(amax, e4m3_scale_bound).unsqueeze(-1)
+    base = (block_amax / torch.full_like(block_amax, 6.0)) * encode_scale
+
+    def candidate(unrounded_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale = unrounded_scale.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+        values = round_to_e2m1(magnitude * block_multiplier(scale, encode_scale))
+        packed = pack_magnitudes(values)
+        decoded = values.mul_(scale.to(torch.float32))
+        if err_domain == "input":
+            decoded.mul_(amax.unsqueeze(-1))
+            decoded.div_(torch.full_like(amax, 6.0 * e4m3_scale_bound).unsqueeze(-1))
+            deviation = decoded.sub_(magnitude)
+        else:
+            deviation = decoded.sub_(magnitude * encode_scale)
+        return scale, packed, _block_error(deviation, err_mode, block)
+
+    scale4, packed4, error4 = candidate(base * 1.5)
+    scale6, packed6, error6 = candidate(base)
+    pick4 = error4 < error6
+    scale = torch.where(pick4, scale4.view(torch.uint8), scale6.view(torch.uint8))
+    scale = scale.view(torch.float8_e4m3fn)
+    packed = torch.where(pick4, packed4, packed6)
+    return NVFP4Tensor(signed_codes(packed, signs, scale), scale, amax, e4m3_scale_bound)
+
+
+def _block_error(
+    deviation: Float32[Tensor, "16 *stack rows blocks"], err_mode: ErrMode, block: BlockShape
+) -> Float32[Tensor, "*stack rows blocks"]:
+    """Return the sum of |d| or fl(d*d) over each block, in a pinned order; overwrites deviation.
+
+    torch.sum has no specified order, so the 16 additions are written out.
+    """
+    terms = deviation.abs_() if err_mode == "mae" else deviation.mul_(deviation)
+    error = terms[0].clone()
+    for term in terms[1:]:
+        error += term
+    if block == "1x16":
+        return error
+    rows = group_rows(error)
+    half = BLOCK // 2
+    while half:
+        rows = rows[..., :half, :] + rows[..., half : 2 * half, :]
+        half //= 2
+    return repeat_rows(rows.squeeze(-2))
