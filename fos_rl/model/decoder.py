@@ -1,0 +1,211 @@
+"""The decoder both hosts run: Llama (SmolLM2 too), Qwen3 and Qwen3-MoE.
+
+Tokens are flat: [tokens], whatever sequences they belong to. Only the inner attention knows about
+sequences, and it is the only module the hosts supply themselves: packed variable-length attention
+in the trainer, paged attention in vLLM. Parameters carry Hugging Face's names, except that a
+layer's experts are stacked (`fos_rl.model.hf` names them one by one).
+
+Precision: parameters and activations have the dtype the decoder was built with or cast to.
+RMSNorm, rotation, router, softmax and expert combination compute in fp32 and round once; logits
+stay in fp32.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fos_rl.model.moe import SparseMlp, linear
+from fos_rl.model.rope import RotaryTable, rotate
+from fos_rl.spec import Architecture, ModelSpec
+
+AttentionFactory = Callable[[int], nn.Module]
+"""layer index -> module called as attention(q [tokens, heads, head_dim], k [tokens, kv_heads,
+head_dim], v [tokens, kv_heads, head_dim]) -> [tokens, heads, head_dim], scaled by
+head_dim ** -0.5, causal, tokens in the order given."""
+
+
+class Decoder(nn.Module):
+    """A causal language model without its inner attention. Parameters are uninitialised until
+    `fos_rl.model.hf.load_hf_weights` fills them."""
+
+    def __init__(self, spec: ModelSpec, attention: AttentionFactory) -> None:
+        super().__init__()
+        self.spec = spec
+        architecture = spec.architecture
+        self.model = Backbone(architecture, attention)
+        if not architecture.tie_word_embeddings:
+            self.lm_head = linear(architecture.hidden_size, architecture.vocab_size, bias=False)
+
+    def embed(self, token_ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        """Input embeddings, in the parameters' dtype."""
+        return self.model.embed_tokens(token_ids)
+
+    def forward(
+        self, token_ids: Int[Tensor, " tokens"], positions: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Hidden states after the final norm; `logits` makes predictions of them.
+
+        Args:
+            positions: each token's place in its own sequence, from 0, below
+                max_position_embeddings.
+        """
+        return self.model(self.embed(token_ids), positions)
+
+    def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """fp32 logits: a bf16 logit is so coarse that log-probs above 0 come out.
+
+        Call it on the rows that are needed, a chunk at a time: nothing else in the decoder is as
+        large.
+        """
+        return fp32_matmul(hidden, self.head_weight)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "vocab hidden"]:
+        """The output head's weight, which is the embedding when the two are tied."""
+        if self.spec.architecture.tie_word_embeddings:
+            return self.model.embed_tokens.weight
+        return self.lm_head.weight
+
+
+class Backbone(nn.Module):
+    """Embedding, layers and final norm."""
+
+    def __init__(self, architecture: Architecture, attention: AttentionFactory) -> None:
+        super().__init__()
+        self.embed_tokens = nn.utils.skip_init(
+            nn.Embedding,
+            architecture.vocab_size,
+            architecture.hidden_size,
+            device=torch.empty(0).device,
+        )
+        self.layers = nn.ModuleList(
+            Layer(architecture, layer, attention(layer)) for layer in range(architecture.num_layers)
+        )
+        self.norm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        self.rotary = RotaryTable(architecture)
+
+    def forward(
+        self, hidden: Float[Tensor, "tokens hidden"], positions: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        cos_sin = self.rotary.on(hidden.device)[positions]  # [tokens, 2, head_dim / 2]
+        for layer in self.layers:
+            hidden = layer(hidden, cos_sin)
+        return self.norm(hidden)
+
+
+class Layer(nn.Module):
+    """hidden + attention(norm(hidden)), then the same with the MLP."""
+
+    def __init__(self, architecture: Architecture, layer: int, attention: nn.Module) -> None:
+        super().__init__()
+        width, eps = architecture.hidden_size, architecture.rms_norm_eps
+        self.input_layernorm = RMSNorm(width, eps)
+        self.self_attn = SelfAttention(architecture, attention)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        is_moe = architecture.is_moe_layer(layer)
+        self.mlp = SparseMlp(architecture) if is_moe else DenseMlp(architecture)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "tokens hidden"],
+        cos_sin: Float[Tensor, "tokens 2 half"],
+    ) -> Float[Tensor, "tokens hidden"]:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class SelfAttention(nn.Module):
+    """Projections, per-head norms (Qwen3) and rotation around the host's inner attention.
+
+    Head counts follow from the projections' widths, so a shard of the heads needs no other code.
+    """
+
+    def __init__(self, architecture: Architecture, attention: nn.Module) -> None:
+        super().__init__()
+        self.head_dim = head_dim = architecture.head_dim
+        width, bias = architecture.hidden_size, architecture.attention_bias
+        q_width = architecture.num_heads * head_dim
+        kv_width = architecture.num_kv_heads * head_dim
+        self.q_proj = linear(width, q_width, bias=bias)
+        self.k_proj = linear(width, kv_width, bias=bias)
+        self.v_proj = linear(width, kv_width, bias=bias)
+        self.o_proj = linear(q_width, width, bias=bias)
+        self.qk_norm = architecture.qk_norm
+        if self.qk_norm:
+            self.q_norm = RMSNorm(head_dim, architecture.rms_norm_eps)
+            self.k_norm = RMSNorm(head_dim, architecture.rms_norm_eps)
+        self.inner = attention
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "tokens hidden"],
+        cos_sin: Float[Tensor, "tokens 2 half"],
+    ) -> Float[Tensor, "tokens hidden"]:
+        q = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, heads, head_dim]
+        k = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, kv_heads, head_dim]
+        v = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, kv_heads, head_dim]
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        mixed = self.inner(rotate(q, cos_sin), rotate(k, cos_sin), v)  # [tokens, heads, head_dim]
+        return self.o_proj(mixed.flatten(-2))
+
+
+class DenseMlp(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        width, inner = architecture.hidden_size, architecture.intermediate_size
+        self.gate_proj = linear(width, inner, bias=architecture.mlp_bias)
+        self.up_proj = linear(width, inner, bias=architecture.mlp_bias)
+        self.down_proj = linear(inner, width, bias=architecture.mlp_bias)
+
+    def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x ** 2) + eps) * weight over the last dim, in fp32, rounded once."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)
+
+
+def fp32_matmul(
+    rows: Float[Tensor, "rows hidden"], weight: Float[Tensor, "vocab hidden"]
+) -> Float[Tensor, "rows vocab"]:
+    """rows @ weight.T with fp32 accumulation and fp32 output, whatever the operands' dtype.
+
+    A product of two bf16 numbers is exact in fp32, so both branches sum the same terms.
+    """
+    if rows.is_cuda and rows.dtype == torch.bfloat16:
+        return _Bf16MatmulFp32Out.apply(rows, weight)
+    return F.linear(rows.float(), weight.float())
+
+
+class _Bf16MatmulFp32Out(torch.autograd.Function):
+    """bf16 tensor-core matmul whose fp32 accumulator is returned unrounded.
+
+    Backward rounds the incoming fp32 gradient to bf16 once and runs two bf16 matmuls.
+    """
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return torch.mm(rows, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        grad = grad.to(rows.dtype)
+        return grad @ weight, grad.T @ rows

@@ -1,0 +1,154 @@
+"""Routed experts: choose, sort by expert, multiply, un-sort, combine; none waits for the host."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fos_rl.spec import Architecture
+
+
+class SparseMlp(nn.Module):
+    """A mixture-of-experts MLP: each token goes through its top-k experts, weighted by the router.
+
+    Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.num_experts_per_token = architecture.num_experts_per_token
+        self.norm_topk_prob = architecture.norm_topk_prob
+        self.gate = linear(architecture.hidden_size, architecture.num_experts, bias=False)
+        self.experts = Experts(
+            architecture.num_experts, architecture.hidden_size, architecture.moe_intermediate_size
+        )
+
+    def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        chosen, gates = route(
+            hidden,
+            self.gate.weight,
+            num_experts_per_token=self.num_experts_per_token,
+            norm_topk_prob=self.norm_topk_prob,
+        )
+        sorted_experts, order = chosen.flatten().sort(stable=True)
+        places = torch.arange(order.numel(), device=order.device)
+        inverse = torch.empty_like(order).scatter_(0, order, places)
+        expert_ids = torch.arange(self.gate.weight.shape[0], device=order.device)
+        ends = torch.searchsorted(sorted_experts, expert_ids, right=True, out_int32=True)
+        rows = _Gather.apply(hidden, order, inverse, self.num_experts_per_token)
+        rows = _Gather.apply(self.experts(rows, ends), inverse, order, 1)
+        return combine(rows.unflatten(0, chosen.shape), gates)
+
+
+class Experts(nn.Module):
+    """All experts of one layer, weights stacked: the leaf that a quantized version replaces.
+
+    Row i belongs to the expert e with ends[e - 1] <= i < ends[e].
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        in_shape = (num_experts, intermediate_size, hidden_size)
+        self.gate_proj = nn.Parameter(torch.empty(in_shape))
+        self.up_proj = nn.Parameter(torch.empty(in_shape))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+
+    def forward(
+        self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
+    ) -> Float[Tensor, "rows hidden"]:
+        gate = grouped_linear(rows, self.gate_proj, ends)
+        up = grouped_linear(rows, self.up_proj, ends)
+        return grouped_linear(F.silu(gate) * up, self.down_proj, ends)
+
+
+def route(
+    hidden: Float[Tensor, "tokens hidden"],
+    router_weight: Float[Tensor, "experts hidden"],
+    *,
+    num_experts_per_token: int,
+    norm_topk_prob: bool,
+) -> tuple[Int[Tensor, "tokens k"], Float[Tensor, "tokens k"]]:
+    """Each token's experts, best first, and their gates (fp32).
+
+    Matmul and softmax are in fp32: a rounded router logit flips experts between the hosts, the
+    largest log-prob difference a bf16 mixture of experts shows. Ties go to the lower expert.
+    """
+    logits = F.linear(hidden.float(), router_weight.float())  # [tokens, experts]
+    probs, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    gates = probs[:, :num_experts_per_token]
+    if norm_topk_prob:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    return experts[:, :num_experts_per_token], gates
+
+
+def combine(
+    rows: Float[Tensor, "tokens k hidden"], gates: Float[Tensor, "tokens k"]
+) -> Float[Tensor, "tokens hidden"]:
+    """sum_j gates[:, j] * rows[:, j] in fp32, added in the order of j, rounded once.
+
+    Not `sum(dim=1)`: its order of additions may depend on the number of tokens.
+    """
+    weighted = rows.float() * gates[:, :, None]
+    total = weighted[:, 0]
+    for j in range(1, weighted.shape[1]):
+        total = total + weighted[:, j]
+    return total.to(rows.dtype)
+
+
+def grouped_linear(
+    rows: Float[Tensor, "rows in_features"],
+    weight: Float[Tensor, "experts out_features in_features"],
+    ends: Int[Tensor, " experts"],
+) -> Float[Tensor, "rows out_features"]:
+    """rows @ weight[e].T for each row's expert e: fp32 accumulation, one rounding to rows.dtype."""
+    if rows.shape[0] == 0:
+        return rows @ weight[0].T
+    if not rows.is_cuda:
+        return _grouped_linear_by_expert(rows, weight, ends)
+    if rows.dtype == torch.bfloat16:
+        return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+    return _grouped_linear_masked(rows, weight, ends)
+
+
+def _grouped_linear_by_expert(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    parts = zip(rows.split(sizes), weight.unbind(), strict=True)
+    return torch.cat([F.linear(part, expert) for part, expert in parts])
+
+
+def _grouped_linear_masked(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Every expert over every row, keeping its own: fp32 on CUDA has no grouped kernel, and
+    splitting by `ends` would wait for the host, which a CUDA graph cannot record."""
+    index = torch.arange(rows.shape[0], device=rows.device)
+    out = rows.new_zeros(rows.shape[0], weight.shape[1])
+    start = ends.new_zeros(())
+    for expert, end in zip(weight.unbind(), ends.unbind(), strict=True):
+        own = (index >= start) & (index < end)
+        out = torch.where(own[:, None], F.linear(rows, expert), out)
+        start = end
+    return out
+
+
+class _Gather(torch.autograd.Function):
+    """rows[index // copies] with a backward that gathers too.
+
+    `inverse[index] = arange`. Plain indexing scatters in backward, with additions in no fixed
+    order on CUDA; here row t's gradient is the sum of its `copies` in their own order.
+    """
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, index: Tensor, inverse: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return rows[index // copies]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grad[inverse].unflatten(0, (-1, ctx.copies)).sum(dim=1), None, None, None
+
+
+def linear(in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
+    """An `nn.Linear` of the default dtype and device whose values are not set: they get loaded."""
+    device = torch.empty(0).device
+    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=device)

@@ -1,0 +1,142 @@
+"""Tiny random models with a byte tokenizer: the whole stack on a laptop, without a download."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from fos_rl.model.hf_config import parse_architecture
+from fos_rl.model.weights import hf_weight_shapes
+from fos_rl.spec import Family, ModelSpec
+
+VOCAB_SIZE = 288
+PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_SPECIAL = (PAD, END_OF_TEXT, TURN_START, TURN_END)
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# Widths are multiples of 32 (quantization blocks); heads x head_dim differs from hidden_size, and
+# heads from kv_heads, so that a mix-up of the two cannot go unseen.
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "pad_token_id": 256,
+    "eos_token_id": 259,
+    "bos_token_id": None,
+    "torch_dtype": "bfloat16",
+}
+_FAMILIES: dict[Family, dict[str, Any]] = {
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+    },
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "tie_word_embeddings": False,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+
+
+def write_tiny_model(family: Family, folder: str | Path, seed: int = 0) -> Path:
+    """A Hugging Face folder with a random model of a family, the same bytes for the same seed.
+
+    3 layers, width 64, 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`, `<|im_start|>`,
+    `<|im_end|>` (end of a turn, where sampling stops) and 28 reserved ones. Weights are bf16.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = tiny_config(family)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    generation = {key: config[key] for key in ("eos_token_id", "pad_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    _write_tokenizer(folder)
+    spec = ModelSpec(architecture=parse_architecture(config))
+    shapes = hf_weight_shapes(spec)
+    weights = {name: _random_weight(name, shape, seed) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def tiny_config(family: Family) -> dict[str, Any]:
+    """The config.json of a tiny model, in the style of transformers 4 (5 reads it too)."""
+    return {**_COMMON, **_FAMILIES[family]}
+
+
+def _random_weight(name: str, shape: torch.Size, seed: int) -> Tensor:
+    """Scales that keep activations near 1 and logits near a standard deviation of 2, so that
+    sampling at temperature 1 is neither uniform nor greedy."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
+    noise = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+    if name.endswith("norm.weight"):
+        noise = 1 + 0.1 * noise
+    elif name in ("model.embed_tokens.weight", "lm_head.weight"):
+        noise = noise * (2.0 / shape[-1] ** 0.5)
+    else:
+        noise = noise * shape[-1] ** -0.5
+    return noise.to(torch.bfloat16)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    # Token i is byte i: the byte-level alphabet in byte order.
+    alphabet = _byte_alphabet()
+    vocab = {character: byte for byte, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    reserved = [f"<|reserved_{i}|>" for i in range(VOCAB_SIZE - len(vocab) - len(_SPECIAL))]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in (*_SPECIAL, *reserved)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _COMMON["max_position_embeddings"],
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers: itself where it
+    prints, else the next code point from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    stand_in = {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return [stand_in.get(byte, chr(byte)) for byte in range(256)]
