@@ -1,0 +1,117 @@
+"""Problems as token ids, in an order fixed by the seed."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fos_rl.config import RunConfig
+from fos_rl.data.problems import Messages, Problem, Problems
+from fos_rl.types import Prompt
+
+_ENCODE_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCounts:
+    """`too_long` prompts have more tokens than rollout.max_prompt_tokens; `kept` are in the set."""
+
+    too_long: int
+    kept: int
+    max_prompt_tokens: int
+    longest: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kept:,} prompts of at most {self.longest:,} tokens; dropped {self.too_long:,} "
+            f"of more than {self.max_prompt_tokens:,} (rollout.max_prompt_tokens)"
+        )
+
+
+class PromptSet:
+    """The prompts of a run. `batch(step)` depends on (seed, step) and the set alone.
+
+    Prompts are drawn epoch after epoch; an epoch is a permutation of the set by a hash of (seed,
+    epoch, prompt id), so neither the order of the file nor a library's random generator matters.
+    Batches follow each other without a gap: one may end an epoch and begin the next. A set smaller
+    than a batch goes through several epochs in one, so a batch can hold a prompt twice.
+    """
+
+    def __init__(self, problems: Problems, tokenizer: Any, config: RunConfig) -> None:
+        """Tokenizes the problems.
+
+        Raises:
+            ValueError: no prompt fits rollout.max_prompt_tokens.
+        """
+        self.problem_counts = problems.summary
+        self.verifier = problems.verifier
+        self._seed = config.seed
+        self._batch_size = config.rollout.prompts_per_step
+        limit = config.rollout.max_prompt_tokens
+        encoded = encode_problems(problems.rows, tokenizer)
+        self.prompts = [prompt for prompt in encoded if len(prompt.token_ids) <= limit]
+        if not self.prompts:
+            shortest = min(len(prompt.token_ids) for prompt in encoded)
+            raise ValueError(
+                f"rollout.max_prompt_tokens = {limit}: all {len(encoded)} prompts are longer, the "
+                f"shortest has {shortest} tokens; raise it to at least {shortest}"
+            )
+        self.counts = PromptCounts(
+            too_long=len(encoded) - len(self.prompts),
+            kept=len(self.prompts),
+            max_prompt_tokens=limit,
+            longest=max(len(prompt.token_ids) for prompt in self.prompts),
+        )
+        # A batch needs two epochs at most times; a permutation of 17 thousand takes 20 ms.
+        self._epoch_order = lru_cache(maxsize=2)(self._permute)
+
+    @property
+    def summary(self) -> str:
+        """What was read, dropped and kept, for printing."""
+        return f"{self.problem_counts}; {self.counts}"
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def batch(self, step: int) -> list[Prompt]:
+        """The `rollout.prompts_per_step` prompts of a step; any step, in any order of calls."""
+        first = step * self._batch_size
+        return [self._prompt_at(place) for place in range(first, first + self._batch_size)]
+
+    def _prompt_at(self, place: int) -> Prompt:
+        epoch, index = divmod(place, len(self.prompts))
+        return self.prompts[self._epoch_order(epoch)[index]]
+
+    def _permute(self, epoch: int) -> list[int]:
+        keys = [
+            hashlib.sha256(f"{self._seed}/{epoch}/{prompt.id}".encode()).digest()
+            for prompt in self.prompts
+        ]
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]:
+    """One prompt a problem: its messages in the tokenizer's chat template, ready to be answered.
+
+    A tokenizer without a template gets the messages' text, with its own begin-of-text token.
+    """
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    prompts: list[Prompt] = []
+    for start in range(0, len(problems), _ENCODE_ROWS):
+        part = problems[start : start + _ENCODE_ROWS]
+        texts = [_render(problem.messages, tokenizer, has_template) for problem in part]
+        # The template writes the special tokens itself.
+        encoded = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
+        prompts += [
+            Prompt(id=problem.id, token_ids=list(ids), text=text, answer=problem.answer)
+            for problem, ids, text in zip(part, encoded, texts, strict=True)
+        ]
+    return prompts
+
+
+def _render(messages: Messages, tokenizer: Any, has_template: bool) -> str:
+    if not has_template:
+        return "\n\n".join(content for _, content in messages) + "\n"
+    chat = [{"role": role, "content": content} for role, content in messages]
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
