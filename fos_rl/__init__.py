@@ -1,0 +1,3 @@
+"""RL post-training for train/inference-consistent GRPO in low precision."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,315 @@
+"""The settings of a run: one TOML file, one tree of frozen models. No torch import.
+
+Sort a new setting by one question: can it change a log-prob? Then it belongs to `model.precision`
+(shared by both hosts); otherwise to the host it steers.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from fos_rl.spec import Bf16, Frozen, Precision
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class ModelConfig(Frozen):
+    path: str
+    """Folder or hub name of a Hugging Face model, or `random:llama`, `random:qwen3`,
+    `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
+    precision: Precision = Bf16()
+    """The recipe both hosts run."""
+
+
+class ArithmeticData(Frozen):
+    """Generated additions and subtractions: a task that a small model can learn in minutes."""
+
+    type: Literal["arithmetic"] = "arithmetic"
+    difficulty: Annotated[int, Field(ge=1, le=5)] = 1
+    """1: one-digit sums .. 5: three operands of three digits."""
+    num_problems: Positive = 1000
+    """Distinct problems; level 1 has 81, so fewer there."""
+
+
+_INSTRUCTION = 'Think step by step. Write the answer on the last line, after "Answer:".'
+
+
+class Gsm8kData(Frozen):
+    type: Literal["gsm8k"] = "gsm8k"
+    path: str = "openai/gsm8k"
+    """Hub name or JSONL/Parquet file with columns question and answer (ends in `#### N`)."""
+    split: str = "train"
+    instruction: str = _INSTRUCTION
+    """Follows each question after an empty line; "" adds nothing."""
+
+
+class DapoMathData(Frozen):
+    type: Literal["dapo_math"] = "dapo_math"
+    path: str = "BytedTsinghua-SIA/DAPO-Math-17k"
+    """Hub name or JSONL/Parquet file of DAPO-Math-17k's schema."""
+    split: str = "train"
+
+
+class DatasetData(Frozen):
+    """Any table with a question column and an answer column."""
+
+    type: Literal["dataset"] = "dataset"
+    path: str
+    """Hub name, folder, or .jsonl, .json, .csv or .parquet file."""
+    subset: str | None = None
+    """Configuration of a hub data set that has several."""
+    split: str = "train"
+    prompt_column: str = "prompt"
+    """A string, or a list of chat messages. `a.b` is entry b of a column a."""
+    answer_column: str = "answer"
+    """A number, text or LaTeX; `a.b` as above."""
+    instruction: str = _INSTRUCTION
+    """Follows each string prompt after an empty line; "" adds nothing. Chats stay as they are."""
+
+
+Data = Annotated[
+    ArithmeticData | Gsm8kData | DapoMathData | DatasetData, Field(discriminator="type")
+]
+
+
+class RewardConfig(Frozen):
+    workers: Annotated[int, Field(ge=0)] = 2
+    """Verifier processes; 0 verifies in the driver's own process, without the time limit."""
+    timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    """Limit for one answer; over it the answer scores 0 and is counted."""
+
+
+class RolloutConfig(Frozen):
+    prompts_per_step: Positive = 8
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Responses a prompt; an advantage is relative to its group, so at least 2."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Applied on both hosts: log-probs are of logits / temperature."""
+    top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
+    """Only 1: a nucleus changes the generator's log-probs by the log of the kept mass."""
+    top_k: Annotated[int, Field(ge=0, le=0)] = 0
+    """Only 0 (off), for the same reason."""
+    max_new_tokens: Positive = 256
+    max_prompt_tokens: Positive = 1024
+    """Longer prompts are dropped when the data is loaded, and counted."""
+    truncated: Literal["keep", "mask", "zero_reward"] = "keep"
+    """A response cut at max_new_tokens: train on it as scored, leave it out of the loss, or
+    give it reward 0."""
+
+
+class AlgorithmConfig(Frozen):
+    """GRPO and its two common variants; a field left out takes the variant's value."""
+
+    type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
+    """grpo: Shao et al. 2024; dapo: Yu et al. 2025 (clip-higher, token mean); dr_grpo: Liu et
+    al. 2025 (no division by the group's standard deviation, constant length normaliser)."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Ratio floor is 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """Ratio ceiling is 1 + clip_high (dapo: 0.28)."""
+    normalize_advantages: bool = True
+    """Divide by the group's standard deviation (dr_grpo: false)."""
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
+    """Mean over tokens then sequences; over all tokens (dapo); or token sums over max_new_tokens
+    (dr_grpo)."""
+    ratio: Literal["bypass", "decoupled"] = "bypass"
+    """Old log-probs of the ratio: the generator's own, or the trainer's recompute of them."""
+    minibatches: Positive = 1
+    """Optimizer updates a step; the batch is split evenly by sequence."""
+    max_zero_variance_steps: Positive = 10
+    """Stop after this many steps in a row in which no group had reward variance."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _variant_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        variants: dict[str, dict[str, Any]] = {
+            "dapo": {"clip_high": 0.28, "aggregation": "token_mean"},
+            "dr_grpo": {"normalize_advantages": False, "aggregation": "constant"},
+        }
+        return {**variants.get(values.get("type", "grpo"), {}), **values}
+
+
+class TrainerConfig(Frozen):
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear learning-rate warm-up, in optimizer updates."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    microbatch_tokens: Positive = 8192
+    """Tokens a packed micro-batch; a longer sequence gets one of its own."""
+    log_prob_chunk_tokens: Positive = 1024
+    """Tokens whose logits exist at once."""
+    num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
+    """0 runs on the CPU; auto takes a GPU when there is one."""
+    num_threads: Positive | None = None
+    """CPU threads of the trainer; by default the cores it shares with the generator."""
+
+
+class GeneratorConfig(Frozen):
+    num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
+    """0 runs vLLM's CPU build; auto takes a GPU when there is one."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Memory of the paged key-value cache."""
+    max_num_seqs: Positive = 256
+    """Requests decoded together."""
+    cuda_graphs: bool = True
+    """Capture decode steps (GPU only)."""
+    num_threads: Positive | None = None
+    """CPU threads of the engine; by default the cores it shares with the trainer."""
+
+
+class ClusterConfig(Frozen):
+    address: str = "local"
+    """`local` starts Ray on this machine; otherwise the address of a running cluster."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Limit for an actor's start, model load included."""
+    call_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    """Limit for one call; the error names the actor and the call that did not answer."""
+
+
+class LoggingConfig(Frozen):
+    tensorboard: bool = False
+    wandb_project: str | None = None
+    """Also log to this Weights & Biases project."""
+
+
+class RunConfig(Frozen):
+    """A run, whole. The same file serves a laptop, a GPU and a cluster."""
+
+    model: ModelConfig
+    data: Data
+    steps: Positive = 100
+    seed: int = 0
+    """Of prompts, sampling and random weights."""
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _minibatches_fit(self) -> Self:
+        sequences = self.rollout.prompts_per_step * self.rollout.group_size
+        if self.algorithm.minibatches > sequences:
+            raise ValueError(
+                f"algorithm.minibatches = {self.algorithm.minibatches}: a step has only {sequences} "
+                "sequences (rollout.prompts_per_step x group_size); lower it"
+            )
+        return self
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The run described by a TOML file with `a.b=VALUE` overrides merged in before validation.
+
+    Raises:
+        ValueError: naming each wrong field, its value, the rule and the remedy.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"config file {path} does not exist; see configs/ for examples")
+    try:
+        tree = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    for override in overrides:
+        _apply_override(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: dict[str, Any]) -> RunConfig:
+    """A validated RunConfig from nested dicts; see `load_config` for the errors."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain(details, tree) for details in error.errors()]
+        raise ValueError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ValueError(f"--set {override!r}: write it as a.b=VALUE, as in trainer.lr=1e-6")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        # An unquoted word is a string: --set data.type=gsm8k.
+        value = text
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ValueError(f"--set {override!r}: {parent} is a value, not a section")
+    if leaf == "type" and tree.get("type") != value:
+        # Another type has other fields; what the file said of the old one does not carry over.
+        tree.clear()
+    tree[leaf] = value
+
+
+# What to do about it, where pydantic's rule alone does not tell.
+_REMEDIES = {
+    "rollout.top_p": "top-p changes the generator's log-probs by the log of the kept mass, which "
+    "the trainer does not apply; leave it out or set 1.0",
+    "rollout.top_k": "top-k changes the generator's log-probs by the log of the kept mass, which "
+    "the trainer does not apply; leave it out or set 0",
+    "rollout.group_size": "an advantage compares responses to one prompt; use 2 or more (8 is "
+    "common)",
+}
+
+
+def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
+    """One validation error as `field = value: rule; remedy`."""
+    if details["type"] == "value_error":
+        return str(details["msg"]).removeprefix("Value error, ")
+    # Discriminated unions put the chosen tag into the location; it is not a key of the file.
+    parts = [str(part) for part in details["loc"]]
+    names, node = [], tree
+    for part in parts:
+        if isinstance(node, dict) and part not in node and part in node.values():
+            continue
+        names.append(part)
+        node = node.get(part, {}) if isinstance(node, dict) else {}
+    name = ".".join(names)
+    if details["type"] == "extra_forbidden":
+        known = _known_fields(names[:-1])
+        close = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{name} = {details['input']!r}: unknown key; {hint}"
+    if details["type"] == "missing":
+        return f"{name}: required; add it to the file or pass --set {name}=VALUE"
+    rule = details["msg"][0].lower() + details["msg"][1:]
+    remedy = _REMEDIES.get(name, f"see fos-rl explain {'.'.join(names[:-1])}".rstrip())
+    shown = json.dumps(details["input"], default=repr)
+    return f"{name} = {shown}: {rule}; {remedy}"
+
+
+def _known_fields(section: Sequence[str]) -> list[str]:
+    """Field names of a section, over every type it can have."""
+    models = section_models(".".join(section))
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def section_models(section: str) -> list[type[Frozen]]:
+    """The settings models that can stand at a dotted section; the run itself for ''."""
+    models: list[type[Frozen]] = [RunConfig]
+    for part in filter(None, section.split(".")):
+        fields = [model.model_fields[part] for model in models if part in model.model_fields]
+        models = [child for f in fields for child in _models_in(f.annotation)]
+    return models
+
+
+def _models_in(annotation: Any) -> list[type[Frozen]]:
+    if isinstance(annotation, type) and issubclass(annotation, Frozen):
+        return [annotation]
+    return [m for arg in getattr(annotation, "__args__", ()) for m in _models_in(arg)]

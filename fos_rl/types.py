@@ -1,0 +1,132 @@
+"""The data that travels between the six steps of the loop, and the two hosts' protocols.
+
+Plain lists and numpy arrays: the driver never holds a tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One tokenized question. `answer` is the gold answer the verifier compares with."""
+
+    id: str
+    token_ids: list[int]
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled response, token in, token out.
+
+    Example: prompt_ids [5, 9], response_ids [7, 2], log_probs [-0.5, -1.2] says that token 7 was
+    sampled after [5, 9] with log-prob -0.5 at the sampling temperature, and 2 (end of text) after
+    [5, 9, 7] with -1.2.
+    """
+
+    prompt_id: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+    log_probs: list[float]
+    finish_reason: FinishReason
+    policy_version: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A rollout with what it earned. `masked` samples count in metrics but not in the loss."""
+
+    rollout: Rollout
+    answer: str
+    group: int
+    reward: float
+    advantage: float
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """What one trainer step learns from: parallel arrays, one entry a sequence.
+
+    Example: token_ids[i] = [5, 9, 7, 2] with prompt_lengths[i] = 2 has two response tokens, 7 and
+    2; generator_log_probs[i] = [-0.5, -1.2] belongs to them, advantages[i] to both.
+    """
+
+    token_ids: list[np.ndarray]
+    prompt_lengths: list[int]
+    generator_log_probs: list[np.ndarray]
+    advantages: np.ndarray
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a trainer step returns: the new version, its metrics, the log-probs before the update."""
+
+    policy_version: int
+    metrics: dict[str, float]
+    log_probs: list[np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One line of metrics.jsonl. A key with nothing to measure is absent."""
+
+    step: int
+    metrics: dict[str, float]
+    samples: list[Sample] = field(default_factory=list)
+
+
+class PromptStream(Protocol):
+    def batch(self, step: int) -> list[Prompt]:
+        """The step's prompts, the same in every run of one seed."""
+        ...
+
+
+class Generator(Protocol):
+    """Samples responses; keeps the weights of one policy version."""
+
+    def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
+        """One group of rollouts a prompt, in the prompts' order."""
+        ...
+
+
+class Verifier(Protocol):
+    def score(
+        self, rollouts: Sequence[Rollout], answers: Sequence[str]
+    ) -> tuple[np.ndarray, dict[str, float]]:
+        """One reward a rollout, in order, whatever fails; and counts of what failed."""
+        ...
+
+
+class Trainer(Protocol):
+    """Owns the fp32 masters and the optimizer."""
+
+    def step(self, batch: TrainBatch) -> StepResult: ...
+
+
+class WeightSync(Protocol):
+    """Carry the trainer's bf16 weights to the generator and compare checksums."""
+
+    def __call__(self) -> None: ...
+
+
+class Journal(Protocol):
+    """Keeps what a run has earned as soon as it exists."""
+
+    def rollouts(self, step: int, samples: Sequence[Sample]) -> None: ...
+
+    def trainer_log_probs(
+        self, step: int, samples: Sequence[Sample], log_probs: Sequence[np.ndarray]
+    ) -> None: ...

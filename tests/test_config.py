@@ -1,0 +1,134 @@
+"""Every wrong setting is answered with the field, its value, the rule and a remedy."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.explain import explain
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+GOOD = {"model": {"path": "random:llama"}, "data": {"type": "arithmetic"}}
+
+
+def _merged(section: str, **values: object) -> dict:
+    return {**GOOD, section: {**GOOD.get(section, {}), **values}}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_loads(path: Path) -> None:
+    assert isinstance(load_config(path), RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        pytest.param(_merged("model", pth="x"), ["model.pth", "'x'", "did you mean path"], id="typo"),
+        pytest.param(_merged("trainer", lr="fast"), ["trainer.lr", '"fast"', "number"], id="type"),
+        pytest.param(_merged("rollout", top_p=0.9), ["rollout.top_p", "0.9", "set 1.0"], id="top_p"),
+        pytest.param(_merged("rollout", top_k=50), ["rollout.top_k", "50", "set 0"], id="top_k"),
+        pytest.param(
+            _merged("rollout", group_size=1), ["rollout.group_size", "1", "use 2 or more"], id="group"
+        ),
+        pytest.param(
+            _merged("data", dificulty=2), ["data.dificulty", "did you mean difficulty"], id="data"
+        ),
+        pytest.param(
+            _merged("algorithm", minibatches=100), ["minibatches = 100", "64"], id="minibatches"
+        ),
+        pytest.param({"data": GOOD["data"]}, ["model", "required"], id="missing section"),
+        pytest.param(_merged("data", type="chess"), ["data", "chess", "dapo_math"], id="data type"),
+    ],
+)
+def test_wrong_settings_are_explained(tree: dict, words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        parse_config(tree)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    tree = {**_merged("rollout", top_p=0.5, group_size=1), "trainer": {"lr": -1}}
+    with pytest.raises(ValueError, match=r".") as error:
+        parse_config(tree)
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_overrides_are_merged_before_validation(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(GOOD))
+    config = load_config(
+        path, ["trainer.lr=3e-6", "data.difficulty=2", "model.path=random:qwen3", "steps=7"]
+    )
+    assert config.trainer.lr == 3e-6
+    assert config.data.difficulty == 2
+    assert config.model.path == "random:qwen3"
+    assert config.steps == 7
+
+
+def test_another_data_type_replaces_the_section(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(_merged("data", difficulty=3)))
+    config = load_config(path, ["data.type=gsm8k", "data.path=x.jsonl"])
+    assert config.data.path == "x.jsonl"
+
+
+@pytest.mark.parametrize("override", ["lr", "=3", "model.path.deep=1"])
+def test_malformed_override(tmp_path: Path, override: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(GOOD))
+    with pytest.raises(ValueError, match="--set"):
+        load_config(path, [override])
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("steps = ")
+    with pytest.raises(ValueError, match="not valid TOML"):
+        load_config(tmp_path / "broken.toml")
+
+
+@pytest.mark.parametrize(
+    ("variant", "clip_high", "normalize", "aggregation"),
+    [
+        ("grpo", 0.2, True, "sequence_mean"),
+        ("dapo", 0.28, True, "token_mean"),
+        ("dr_grpo", 0.2, False, "constant"),
+    ],
+)
+def test_algorithm_variants(
+    variant: str, clip_high: float, normalize: bool, aggregation: str
+) -> None:
+    algorithm = parse_config(_merged("algorithm", type=variant)).algorithm
+    assert algorithm.clip_high == clip_high
+    assert algorithm.normalize_advantages is normalize
+    assert algorithm.aggregation == aggregation
+    assert parse_config(_merged("algorithm", type=variant, clip_high=0.5)).algorithm.clip_high == 0.5
+
+
+def test_resolved_config_loads_again() -> None:
+    config = parse_config(_merged("rollout", temperature=0.6))
+    dumped = config.model_dump(mode="json", exclude_none=True)
+    assert parse_config(tomllib.loads(tomli_w.dumps(dumped))) == config
+
+
+def test_config_imports_no_torch() -> None:
+    code = "import sys, fos_rl.config, fos_rl.spec, fos_rl.explain; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_explain_lists_every_field() -> None:
+    text = explain()
+    for section, model in [("rollout", "temperature"), ("trainer", "lr"), ("cluster", "address")]:
+        assert f"[{section}]" in text
+        assert f"  {model} = " in text
+    assert "> 0" in explain("trainer")
+    with pytest.raises(ValueError, match="no section"):
+        explain("trainr")
