@@ -55,6 +55,10 @@ class MXFP8Tensor:
         return self.data.shape
 
     @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of data and scales: 1.03125 an element."""
         return self.data.nbytes + self.scale.nbytes

@@ -77,6 +77,10 @@ class NVFP4Tensor:
         return torch.Size((*self.codes.shape[:-1], 2 * self.codes.shape[-1]))
 
     @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes, block scales and amax: 0.5625 an element plus 4 per amax."""
         return self.codes.nbytes + self.block_scale.nbytes + self.global_amax.nbytes
@@ -120,7 +124,7 @@ def nvfp4_dequantize(
     """
     factor = t.block_scale.to(torch.float32) * t.global_amax.unsqueeze(-1)
     factor.mul_(1.0 / (6.0 * t.bound))
-    values = decode_e2m1(t.codes).unflatten(-1, (-1, BLOCK))
+    values = decode_e2m1(t.codes).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
     return values.mul_(factor.unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -133,5 +137,5 @@ def exact_operand(
     fp16 and fp32. Multiply a GEMM of two such operands by amax_a * amax_b / (36 * bound_a *
     bound_b).
     """
-    values = decode_e2m1(t.codes, dtype).unflatten(-1, (-1, BLOCK))
+    values = decode_e2m1(t.codes, dtype).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
     return values.mul_(t.block_scale.to(dtype).unsqueeze(-1)).flatten(-2)

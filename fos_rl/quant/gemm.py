@@ -1,0 +1,158 @@
+"""The GEMM of two quantized matrices: raw fp32 products, one epilogue, two ways to multiply.
+
+"emulated" multiplies exact operands: E2M1 * E4M3 (and E4M3 * E8M0) has few enough bits to be exact
+in bf16, so what is multiplied is what the tensor core of "native" sees, and only the order of the
+fp32 additions is open. Dequantizing to bf16 first would round the operands and change half of the
+outputs.
+
+The output is rounded once, after the global scales and the bias.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Float32, UInt8
+from torch import Tensor
+from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
+
+from fos_rl.quant.blocks import check_choice
+from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
+from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand
+
+Gemm = Literal["emulated", "native"]
+QuantizedTensor = NVFP4Tensor | MXFP8Tensor
+NATIVE_CAPABILITIES = ((10, 0), (10, 3))
+# On x86 an sgemm of very few rows takes another path, which would make a row depend on its batch.
+_MIN_CPU_ROWS = 16
+
+
+def check_gemm(gemm: Gemm, device: torch.device) -> None:
+    """Raise unless gemm can run on device; RuntimeError carries the reason."""
+    check_choice("gemm", gemm, get_args(Gemm))
+    if gemm == "emulated":
+        return
+    if device.type != "cuda":
+        raise RuntimeError(
+            f"gemm 'native' unavailable: device is {device.type}, needs CUDA compute capability "
+            "10.0 or 10.3"
+        )
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) not in NATIVE_CAPABILITIES:
+        raise RuntimeError(
+            f"gemm 'native' unavailable: compute capability {major}.{minor}, needs 10.0 or 10.3"
+        )
+
+
+def gemm_operand(t: QuantizedTensor) -> Float[Tensor, "*stack rows cols"]:
+    """Return what the emulated GEMM multiplies: exact, fp32 on the CPU and bf16 on CUDA.
+
+    An MXFP8 element below 2^-133 is not exact in bf16.
+    """
+    dtype = torch.float32 if t.device.type == "cpu" else torch.bfloat16
+    return exact_operand(t, dtype) if isinstance(t, NVFP4Tensor) else mxfp8_dequantize(t, dtype)
+
+
+def fp32_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float32[Tensor, "m n"]:
+    """Return a @ b.T with fp32 products, sums and output, for exact operands from gemm_operand.
+
+    CUDA takes bf16 operands with fp32 output, so TF32 never applies.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        if a.device.type != "cpu":
+            return torch.mm(a, b.t(), out_dtype=torch.float32)
+        rows = a.shape[0]
+        if 0 < rows < _MIN_CPU_ROWS:
+            a = torch.nn.functional.pad(a, (0, 0, 0, _MIN_CPU_ROWS - rows))
+            # A copy, because autograd refuses in-place changes of an output that is a view.
+            return torch.mm(a, b.t())[:rows].clone()
+        return torch.mm(a, b.t())
+
+
+def raw_gemm(
+    a: QuantizedTensor, b: QuantizedTensor, gemm: Gemm, b_operand: Tensor | None = None
+) -> Float32[Tensor, "m n"]:
+    """Return the fp32 sums of products of a [M, K] and b [N, K] before any global scale."""
+    if gemm == "native":
+        return _native_gemm(a, b)
+    return fp32_mm(gemm_operand(a), gemm_operand(b) if b_operand is None else b_operand)
+
+
+def apply_global_scales(
+    sums: Float32[Tensor, "m n"],
+    a_amax: Float32[Tensor, "rows"],
+    b_amax: Float32[Tensor, "one"],
+    bounds: tuple[int, int],
+    row_scaled: bool,
+) -> Float32[Tensor, "m n"]:
+    """Return sums times the global scales of NVFP4 operands, in place, in fp32.
+
+    With r = fl(1 / (36 * bound_a * bound_b)), as TransformerEngine orders it:
+    per tensor ``fl(sums * fl(fl(a_amax * b_amax) * r))`` (common/recipe/nvfp4.cu);
+    row-scaled ``fl(fl(sums * r) * fl(a_amax[m] * b_amax))`` (pytorch/cpp_extensions/gemm.py).
+    a_amax has one entry or one a row; b_amax one entry, or one a row where rows have their own b.
+    """
+    reciprocal = 1.0 / (36.0 * bounds[0] * bounds[1])
+    amax = (a_amax * b_amax).unsqueeze(-1)
+    if row_scaled:
+        return sums.mul_(reciprocal).mul_(amax)
+    return sums.mul_(amax * reciprocal)
+
+
+def quantized_gemm(
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    out_dtype: torch.dtype,
+    *,
+    gemm: Gemm = "emulated",
+    row_scaled: bool = False,
+    bias: Float[Tensor, "n"] | None = None,
+    b_operand: Tensor | None = None,
+) -> Float[Tensor, "m n"]:
+    """Return a @ b.T (a [M, K], b [N, K]) in out_dtype: global scales and bias in fp32, one
+    rounding."""
+    out = raw_gemm(a, b, gemm, b_operand)
+    if isinstance(a, NVFP4Tensor):
+        bounds = (a.bound, b.bound)
+        out = apply_global_scales(out, a.global_amax, b.global_amax, bounds, row_scaled)
+    if bias is not None:
+        out = out.add_(bias.to(torch.float32))
+    return out.to(out_dtype)
+
+
+def swizzle_scales(scale: UInt8[Tensor, "rows cols"]) -> UInt8[Tensor, "bytes"]:
+    """Return block scales in the layout SM100 GEMMs read (SWIZZLE_32_4_4), flat.
+
+    Rows are padded to 128 and columns to 4 with zeros, so that a pad never multiplies as NaN. Byte
+    (r, c) goes to ((r//128 * ceil(C/4) + c//4) * 32 + r%32) * 16 + r%128//32 * 4 + c%4 (cuBLAS
+    documentation, "1D block scaling factors layout").
+    """
+    rows, cols = scale.shape
+    padded = torch.nn.functional.pad(scale, (0, -cols % 4, 0, -rows % 128))
+    tiles = padded.unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32))
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
+
+
+def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n"]:
+    """The block-scaled tensor-core GEMM of SM100, without global scales, fp32 out."""
+    if a.shape[0] == 0:
+        return torch.zeros(0, b.shape[0], dtype=torch.float32, device=a.device)
+    if isinstance(a, NVFP4Tensor):
+        recipe, scale_dtype = ScalingType.BlockWise1x16, torch.float8_e4m3fn
+        data = [t.codes.view(torch.float4_e2m1fn_x2) for t in (a, b)]
+        scales = [t.block_scale.view(torch.uint8) for t in (a, b)]
+    else:
+        recipe, scale_dtype = ScalingType.BlockWise1x32, torch.float8_e8m0fnu
+        data = [t.data for t in (a, b)]
+        scales = [t.scale for t in (a, b)]
+    swizzled = [swizzle_scales(scale).view(scale_dtype) for scale in scales]
+    return scaled_mm(
+        data[0],
+        data[1].t(),
+        scale_a=swizzled[0],
+        scale_recipe_a=recipe,
+        scale_b=swizzled[1],
+        scale_recipe_b=recipe,
+        swizzle_a=SwizzleType.SWIZZLE_32_4_4,
+        swizzle_b=SwizzleType.SWIZZLE_32_4_4,
+        output_dtype=torch.float32,
+    )

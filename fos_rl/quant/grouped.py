@@ -1,0 +1,243 @@
+"""Quantized grouped GEMM with autograd, for experts: rows are sorted by expert, offs marks the
+ends."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fos_rl.quant.gemm import (
+    Gemm,
+    QuantizedTensor,
+    apply_global_scales,
+    check_gemm,
+    gemm_operand,
+    raw_gemm,
+)
+from fos_rl.quant.grouped_gemm import (
+    blocked_sums,
+    check_offs,
+    group_amax,
+    group_of_rows,
+    group_spans,
+    looped_sums,
+    per_row,
+)
+from fos_rl.quant.matmul import (
+    MatmulCall,
+    WeightArgument,
+    amax_of,
+    as_quantized_weight,
+    check_contraction,
+    pad_rows,
+    quantized_grads,
+    rebuild_kept,
+    tensors_of,
+)
+from fos_rl.quant.mxfp8 import MXFP8Tensor
+from fos_rl.quant.nvfp4 import NVFP4Tensor
+from fos_rl.quant.recipes import (
+    Backward,
+    MXFP8Recipe,
+    QuantizedWeight,
+    Recipe,
+    resolve_backward,
+)
+
+
+def quantized_grouped_mm(
+    x: Float[Tensor, "m k"],
+    weight: Float[Tensor, "experts n k"],
+    offs: Int32[Tensor, "experts"],
+    *,
+    recipe: Recipe,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "m n"]:
+    """Return x[offs[e-1]:offs[e]] @ weight[e].T for every expert e, in x's dtype.
+
+    Operands are quantized as in quantized_linear, with one amax for each expert's weight, and for
+    each expert's rows if x is not row-scaled. Rows past offs[-1] enter no amax; their outputs and
+    gradients are zeros, whatever they hold. An expert without rows gets a zero gradient. For
+    "quantized" each group is padded with zero rows to the block.
+
+    On CUDA the emulated forward does not read offs on the host and can be captured in a CUDA graph;
+    gemm "native", backward "quantized" and every backward pass read it once.
+    """
+    backward = resolve_backward(backward, recipe.row_scaled_activation)
+    check_gemm(gemm, x.device)
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2]:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be [M, K] "
+            "and [E, N, K] with one K."
+        )
+    check_offs(offs, x.shape[0], weight.shape[0])
+    check_contraction(recipe, backward, weight)
+    prepared = as_quantized_weight(quantized_weight, weight, recipe)
+    call = MatmulCall(recipe, backward, gemm, prepared, torch.is_grad_enabled())
+    return _QuantizedGroupedMatmul.apply(x, weight, offs, call)
+
+
+def _quantize_rows(
+    x: Tensor, offs: Tensor, group: Tensor, recipe: Recipe
+) -> tuple[QuantizedTensor, Tensor | None]:
+    """Return x [M, K] quantized, with rows of no group as zeros, and its distinct amaxes.
+
+    Those are [M] if row-scaled, [E] if each group has one (the tensor carries it for each row), or
+    None in MXFP8.
+    """
+    experts = offs.shape[0]
+    if x.device.type != "cpu" or int(offs[-1]) < x.shape[0]:
+        x = x.masked_fill((group == experts)[:, None], 0.0)
+    if isinstance(recipe, MXFP8Recipe):
+        return recipe.activation(x), None
+    if recipe.row_scaled_activation:
+        rows = recipe.activation(x)
+        return rows, rows.global_amax
+    amax = group_amax(x, group, experts)
+    return recipe.activation(x, amax=per_row(amax, group), amax_per_row=True), amax
+
+
+def _part(t: QuantizedTensor, index: int | slice) -> QuantizedTensor:
+    """Return one matrix of a stack, or some rows of a matrix that has an amax for each row."""
+    if isinstance(t, NVFP4Tensor):
+        return NVFP4Tensor(t.codes[index], t.block_scale[index], t.global_amax[index], t.bound)
+    return MXFP8Tensor(t.data[index], t.scale[index])
+
+
+def _grouped_sums(
+    x: QuantizedTensor, prepared: QuantizedWeight, offs: Tensor, group: Tensor, gemm: Gemm
+) -> Tensor:
+    """Return the fp32 sums [M, N] before global scales; rows of no group are 0."""
+    w = prepared.rowwise
+    if gemm == "native":
+        sums = torch.zeros(x.shape[0], w.shape[1], dtype=torch.float32, device=x.device)
+        for expert, (start, end) in enumerate(group_spans(offs.tolist())):
+            if end > start:
+                rows = _part(x, slice(start, end))
+                sums[start:end] = raw_gemm(rows, _part(w, expert), gemm)
+        return sums
+    w_operand = gemm_operand(w) if prepared.operand is None else prepared.operand
+    if x.device.type == "cpu":
+        return looped_sums(gemm_operand(x), w_operand, offs.tolist())
+    return blocked_sums(gemm_operand(x), w_operand, offs, group)
+
+
+class _QuantizedGroupedMatmul(torch.autograd.Function):
+    """x [M, K], weight [E, N, K], offs [E] -> [M, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offs: Tensor, call: MatmulCall) -> Tensor:
+        recipe, prepared, w = call.recipe, call.prepared, call.prepared.rowwise
+        group = group_of_rows(offs, x.shape[0])
+        quantized_x, amax = _quantize_rows(x, offs, group, recipe)
+        out = _grouped_sums(quantized_x, prepared, offs, group, call.gemm)
+        if isinstance(quantized_x, NVFP4Tensor):
+            w_amax = per_row(w.global_amax[:, 0], group)
+            bounds = (quantized_x.bound, w.bound)
+            row_scaled = recipe.row_scaled_activation
+            out = apply_global_scales(out, quantized_x.global_amax, w_amax, bounds, row_scaled)
+        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        kept_x: tuple[Tensor, ...] = ()
+        kept_w = None
+        if call.backward == "high_precision":
+            kept_x, kept_w = (x,), weight
+        elif call.backward == "dequantized":
+            kept_x, kept_w = tensors_of(quantized_x), prepared.rowwise
+            # One amax a group is kept once, not once a row.
+            kept_x = kept_x if amax is None else (*kept_x[:2], amax)
+        else:
+            if for_wgrad:
+                kept_x = _columnwise_groups(x, offs, amax, recipe)
+            if for_dgrad:
+                kept_w = prepared.columnwise or recipe.weight(
+                    weight, columnwise=True, amax=amax_of(w)
+                )
+        kept_x = kept_x if for_wgrad else ()
+        kept_w = kept_w if for_dgrad else None
+        ctx.save_for_backward(offs, *kept_x, *tensors_of(kept_w))
+        ctx.num_x = len(kept_x)
+        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, call.gemm
+        ctx.x_shape, ctx.w_shape = x.shape, weight.shape
+        ctx.dtypes = x.dtype, weight.dtype
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        x_dtype, w_dtype = ctx.dtypes
+        offs, *saved = ctx.saved_tensors
+        spans = group_spans(offs.tolist())
+        kept_x, w = saved[: ctx.num_x], rebuild_kept(saved[ctx.num_x :], ctx.recipe)
+        dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None
+        dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
+        with torch.autocast(dy.device.type, enabled=False):
+            if ctx.mode == "quantized":
+                columns = _rebuild_groups(kept_x, spans, ctx.recipe)
+                for expert, (start, end) in enumerate(spans):
+                    if end > start:
+                        group_dx, group_dw = quantized_grads(
+                            dy[start:end],
+                            columns.get(expert),
+                            None if w is None else _part(w, expert),
+                            ctx.recipe,
+                            ctx.gemm,
+                            ctx.dtypes,
+                        )
+                        _store(dx, slice(start, end), group_dx)
+                        _store(dw, expert, group_dw)
+                return dx, dw, None, None
+            x = kept_x[0] if kept_x else None
+            if ctx.mode == "dequantized":
+                x = _dequantize_rows(kept_x, offs, ctx) if needs_dw else None
+                w = ctx.recipe.dequantize(w, x_dtype) if needs_dx else None
+            for expert, (start, end) in enumerate(spans):
+                if end > start:
+                    rows = dy[start:end]
+                    if needs_dx:
+                        dx[start:end] = rows @ w[expert].to(dy.dtype)
+                    if needs_dw:
+                        dw[expert] = rows.t() @ x[start:end]
+        return dx, dw, None, None
+
+
+def _store(target: Tensor | None, index: int | slice, value: Tensor | None) -> None:
+    if target is not None:
+        target[index] = value
+
+
+def _columnwise_groups(
+    x: Tensor, offs: Tensor, amax: Tensor | None, recipe: Recipe
+) -> tuple[Tensor, ...]:
+    """Return the saved tensors of each non-empty group's X^T [K, rows padded], one group after
+    another."""
+    kept: list[Tensor] = []
+    for expert, (start, end) in enumerate(group_spans(offs.tolist())):
+        if end > start:
+            rows = pad_rows(x[start:end], recipe.block)
+            one = None if amax is None else amax[expert : expert + 1]
+            kept.extend(tensors_of(recipe.activation(rows, columnwise=True, amax=one)))
+    return tuple(kept)
+
+
+def _rebuild_groups(
+    saved: list[Tensor], spans: list[tuple[int, int]], recipe: Recipe
+) -> dict[int, QuantizedTensor]:
+    """Undo _columnwise_groups: the quantized X^T of each non-empty group, by expert."""
+    if not saved:
+        return {}
+    experts = [expert for expert, (start, end) in enumerate(spans) if end > start]
+    count = len(saved) // len(experts)
+    groups = (saved[i : i + count] for i in range(0, len(saved), count))
+    return {expert: recipe.rebuild(group) for expert, group in zip(experts, groups, strict=True)}
+
+
+def _dequantize_rows(saved: list[Tensor], offs: Tensor, ctx: Any) -> Tensor:
+    if len(saved) == 3 and not ctx.recipe.row_scaled_activation:
+        group = group_of_rows(offs, ctx.x_shape[0])
+        saved = [*saved[:2], per_row(saved[2], group)]
+    return ctx.recipe.dequantize(ctx.recipe.rebuild(saved), ctx.dtypes[0])

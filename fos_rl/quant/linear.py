@@ -1,0 +1,201 @@
+"""The named entry points: linear, mm and grouped_mm for four-over-six, NVFP4 and MXFP8.
+
+Each builds a recipe from its keywords and calls quantized_linear or quantized_grouped_mm, which a
+caller that already holds a recipe can call directly.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from fos_rl.quant.blocks import BlockShape
+from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode
+from fos_rl.quant.gemm import Gemm
+from fos_rl.quant.grouped import quantized_grouped_mm
+from fos_rl.quant.matmul import WeightArgument, quantized_linear
+from fos_rl.quant.mxfp8 import ScaleMode
+from fos_rl.quant.nvfp4 import NVFP4Tensor
+from fos_rl.quant.recipes import Backward, MXFP8Recipe, NVFP4Recipe
+
+
+def four_over_six_linear(
+    x: Float[Tensor, "*lead k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None = None,
+    *,
+    weight_block: BlockShape = "16x16",
+    err_mode: ErrMode = "mse",
+    e4m3_scale_bound: E4M3ScaleBound = 256,
+    row_scaled_activation: bool = True,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+    quantizer: Callable[..., NVFP4Tensor] | None = None,
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T + bias with four-over-six NVFP4 operands: quantized_linear says the rest.
+
+    quantizer replaces four_over_six_quantize by a bit-equal implementation, such as a fused kernel.
+    """
+    return quantized_linear(
+        x,
+        weight,
+        bias,
+        recipe=NVFP4Recipe(
+            "four_over_six",
+            weight_block,
+            err_mode,
+            e4m3_scale_bound,
+            row_scaled_activation,
+            quantizer,
+        ),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )
+
+
+def four_over_six_mm(
+    x: Float[Tensor, "*lead k"], weight: Float[Tensor, "n k"], **knobs: Any
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T: four_over_six_linear, with its knobs, without bias."""
+    return four_over_six_linear(x, weight, None, **knobs)
+
+
+def nvfp4_linear(
+    x: Float[Tensor, "*lead k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None = None,
+    *,
+    weight_block: BlockShape = "16x16",
+    row_scaled_activation: bool = True,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T + bias with standard NVFP4 operands (bound 448): quantized_linear says
+    the rest."""
+    return quantized_linear(
+        x,
+        weight,
+        bias,
+        recipe=NVFP4Recipe("nvfp4", weight_block, row_scaled_activation=row_scaled_activation),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )
+
+
+def nvfp4_mm(
+    x: Float[Tensor, "*lead k"], weight: Float[Tensor, "n k"], **knobs: Any
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T: nvfp4_linear, with its knobs, without bias."""
+    return nvfp4_linear(x, weight, None, **knobs)
+
+
+def mxfp8_linear(
+    x: Float[Tensor, "*lead k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None = None,
+    *,
+    scale_mode: ScaleMode = "rceil",
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T + bias with MXFP8 operands: quantized_linear says the rest."""
+    return quantized_linear(
+        x,
+        weight,
+        bias,
+        recipe=MXFP8Recipe(scale_mode),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )
+
+
+def mxfp8_mm(
+    x: Float[Tensor, "*lead k"], weight: Float[Tensor, "n k"], **knobs: Any
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T: mxfp8_linear, with its knobs, without bias."""
+    return mxfp8_linear(x, weight, None, **knobs)
+
+
+def four_over_six_grouped_mm(
+    x: Float[Tensor, "m k"],
+    weight: Float[Tensor, "experts n k"],
+    offs: Int32[Tensor, "experts"],
+    *,
+    weight_block: BlockShape = "16x16",
+    err_mode: ErrMode = "mse",
+    e4m3_scale_bound: E4M3ScaleBound = 256,
+    row_scaled_activation: bool = True,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+    quantizer: Callable[..., NVFP4Tensor] | None = None,
+) -> Float[Tensor, "m n"]:
+    """Return x[group e] @ weight[e].T for each expert e: quantized_grouped_mm says the rest."""
+    return quantized_grouped_mm(
+        x,
+        weight,
+        offs,
+        recipe=NVFP4Recipe(
+            "four_over_six",
+            weight_block,
+            err_mode,
+            e4m3_scale_bound,
+            row_scaled_activation,
+            quantizer,
+        ),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )
+
+
+def nvfp4_grouped_mm(
+    x: Float[Tensor, "m k"],
+    weight: Float[Tensor, "experts n k"],
+    offs: Int32[Tensor, "experts"],
+    *,
+    weight_block: BlockShape = "16x16",
+    row_scaled_activation: bool = True,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "m n"]:
+    """Return x[group e] @ weight[e].T in standard NVFP4: quantized_grouped_mm says the rest."""
+    return quantized_grouped_mm(
+        x,
+        weight,
+        offs,
+        recipe=NVFP4Recipe("nvfp4", weight_block, row_scaled_activation=row_scaled_activation),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )
+
+
+def mxfp8_grouped_mm(
+    x: Float[Tensor, "m k"],
+    weight: Float[Tensor, "experts n k"],
+    offs: Int32[Tensor, "experts"],
+    *,
+    scale_mode: ScaleMode = "rceil",
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "m n"]:
+    """Return x[group e] @ weight[e].T in MXFP8: quantized_grouped_mm says the rest."""
+    return quantized_grouped_mm(
+        x,
+        weight,
+        offs,
+        recipe=MXFP8Recipe(scale_mode),
+        gemm=gemm,
+        backward=backward,
+        quantized_weight=quantized_weight,
+    )

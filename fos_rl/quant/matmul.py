@@ -1,0 +1,232 @@
+"""Quantized linear with autograd: forward on exact operands, three backward modes.
+
+    quantized        dgrad and wgrad multiply quantized operands: X and W column-wise, quantized in
+    the
+                     forward from the unquantized tensors; dY standard NVFP4 (or MXFP8) both ways
+    high_precision   plain GEMMs on the original X and W dequantized      plain GEMMs on the
+    dequantized forward operands: the derivative of what was computed
+
+Modes and names follow NVIDIA/TransformerEngine (transformer_engine/pytorch/module/linear.py,
+backward_override). No gradient flows through amax, scales or the choice of encoding. Autocast does
+not apply: x and weight are quantized in the dtype they come in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from fos_rl.quant.gemm import Gemm, QuantizedTensor, check_gemm, quantized_gemm
+from fos_rl.quant.mxfp8 import MXFP8Tensor
+from fos_rl.quant.nvfp4 import NVFP4Tensor
+from fos_rl.quant.recipes import (
+    Backward,
+    QuantizedWeight,
+    Recipe,
+    resolve_backward,
+)
+
+WeightArgument = QuantizedWeight | NVFP4Tensor | MXFP8Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulCall:
+    """The non-tensor arguments of one quantized matmul."""
+
+    recipe: Recipe
+    backward: Backward
+    gemm: Gemm
+    prepared: QuantizedWeight
+    grad_enabled: bool
+
+
+def quantized_linear(
+    x: Float[Tensor, "*lead k"],
+    weight: Float[Tensor, "n k"],
+    bias: Float[Tensor, "n"] | None = None,
+    *,
+    recipe: Recipe,
+    gemm: Gemm = "emulated",
+    backward: Backward | None = None,
+    quantized_weight: WeightArgument = None,
+) -> Float[Tensor, "*lead n"]:
+    """Return x @ weight.T + bias with operands quantized as recipe says, in x's dtype.
+
+    Products are summed in fp32, then come the global scales and the bias in fp32, then one
+    rounding. quantized_weight, of this very weight, spares quantizing it again; weight still
+    receives the gradient. backward None is "quantized", or "high_precision" for row-scaled
+    activations. "quantized" needs N divisible by the block (16, MXFP8 32); M is padded with zero
+    rows, which enter no amax.
+    """
+    backward = resolve_backward(backward, recipe.row_scaled_activation)
+    check_gemm(gemm, x.device)
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be "
+            "[..., K] and [N, K] with one K."
+        )
+    check_contraction(recipe, backward, weight)
+    prepared = as_quantized_weight(quantized_weight, weight, recipe)
+    call = MatmulCall(recipe, backward, gemm, prepared, torch.is_grad_enabled())
+    out = _QuantizedMatmul.apply(x.reshape(-1, x.shape[-1]), weight, bias, call)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def check_contraction(recipe: Recipe, backward: Backward, weight: Tensor) -> None:
+    """Raise unless the dims that blocks run along are divisible by the block."""
+    n, k = weight.shape[-2:]
+    remedy = "Exclude this layer from quantization, or pad it"
+    if k % recipe.block:
+        raise ValueError(
+            f"weight has K = {k}; quantized blocks run along K, so K % {recipe.block} must be 0. "
+            f"{remedy}."
+        )
+    if getattr(recipe, "weight_block", "1x16") == "16x16" and n % recipe.block:
+        raise ValueError(
+            f"weight has N = {n}; weight_block '16x16' needs N % 16 == 0. {remedy}, or use "
+            "weight_block '1x16'."
+        )
+    if backward == "quantized" and n % recipe.block:
+        raise ValueError(
+            f"weight has N = {n}; backward 'quantized' has blocks along N, so "
+            f"N % {recipe.block} must be 0. {remedy}, or use backward 'high_precision' or 'dequantized'."
+        )
+
+
+def as_quantized_weight(given: WeightArgument, weight: Tensor, recipe: Recipe) -> QuantizedWeight:
+    """Return the quantized weight to multiply: given, if it fits weight and recipe, else a new
+    one."""
+    if given is None:
+        return QuantizedWeight(recipe.weight(weight.detach()))
+    prepared = given if isinstance(given, QuantizedWeight) else QuantizedWeight(given)
+    rowwise = prepared.rowwise
+    if not isinstance(rowwise, recipe.tensor_type) or rowwise.shape != weight.shape:
+        raise ValueError(
+            f"quantized_weight is {type(rowwise).__name__} of shape {tuple(rowwise.shape)}; weight "
+            f"{tuple(weight.shape)} needs {recipe.tensor_type.__name__} of its shape. Prepare it "
+            "with prepare_weight(weight, recipe)."
+        )
+    recipe.check_prepared(rowwise)
+    return prepared
+
+
+def pad_rows(x: Float[Tensor, "rows cols"], multiple: int) -> Float[Tensor, "padded cols"]:
+    """Return x with zero rows appended up to a multiple; zeros change neither an amax nor a sum."""
+    return pad(x, (0, 0, 0, -x.shape[0] % multiple)) if x.shape[0] % multiple else x
+
+
+def amax_of(t: QuantizedTensor) -> Tensor | None:
+    return t.global_amax if isinstance(t, NVFP4Tensor) else None
+
+
+def tensors_of(kept: QuantizedTensor | Tensor | None) -> tuple[Tensor, ...]:
+    """Return what save_for_backward takes of a kept operand."""
+    match kept:
+        case NVFP4Tensor():
+            return (kept.codes, kept.block_scale, kept.global_amax)
+        case MXFP8Tensor():
+            return (kept.data, kept.scale)
+        case None:
+            return ()
+        case _:
+            return (kept,)
+
+
+def rebuild_kept(saved: Sequence[Tensor], recipe: Recipe) -> QuantizedTensor | Tensor | None:
+    """Undo tensors_of: no tensor was None, one is a plain tensor, more are a quantized one."""
+    if not saved:
+        return None
+    return saved[0] if len(saved) == 1 else recipe.rebuild(saved)
+
+
+class _QuantizedMatmul(torch.autograd.Function):
+    """x [M, K], weight [N, K], bias [N] -> [M, N]; keeps for backward only what the mode
+    multiplies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: MatmulCall
+    ) -> Tensor:
+        recipe, prepared = call.recipe, call.prepared
+        quantized_x = recipe.activation(x)
+        out = quantized_gemm(
+            quantized_x,
+            prepared.rowwise,
+            x.dtype,
+            gemm=call.gemm,
+            row_scaled=recipe.row_scaled_activation,
+            bias=bias,
+            b_operand=prepared.operand,
+        )
+        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        kept_x = kept_w = None
+        match call.backward:
+            case "high_precision":
+                kept_x, kept_w = x, weight
+            case "dequantized":
+                kept_x, kept_w = quantized_x, prepared.rowwise
+            case "quantized":
+                if for_wgrad:
+                    rows = pad_rows(x, recipe.block)
+                    kept_x = recipe.activation(rows, columnwise=True, amax=amax_of(quantized_x))
+                if for_dgrad:
+                    kept_w = prepared.columnwise or recipe.weight(
+                        weight, columnwise=True, amax=amax_of(prepared.rowwise)
+                    )
+        kept_x = kept_x if for_wgrad else None
+        kept_w = kept_w if for_dgrad else None
+        saved_x = tensors_of(kept_x)
+        ctx.save_for_backward(*saved_x, *tensors_of(kept_w))
+        ctx.num_x = len(saved_x)
+        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, call.gemm
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
+        x = rebuild_kept(ctx.saved_tensors[: ctx.num_x], ctx.recipe)
+        w = rebuild_kept(ctx.saved_tensors[ctx.num_x :], ctx.recipe)
+        x_dtype, w_dtype, bias_dtype = ctx.dtypes
+        with torch.autocast(dy.device.type, enabled=False):
+            if ctx.mode == "quantized":
+                dx, dw = quantized_grads(dy, x, w, ctx.recipe, ctx.gemm, (x_dtype, w_dtype))
+            else:
+                if ctx.mode == "dequantized":
+                    x = None if x is None else ctx.recipe.dequantize(x, x_dtype)
+                    w = None if w is None else ctx.recipe.dequantize(w, x_dtype)
+                dx = dy @ w.to(dy.dtype) if needs_dx else None
+                dw = (dy.t() @ x).to(w_dtype) if needs_dw else None
+            dbias = dy.to(torch.float32).sum(0).to(bias_dtype) if needs_bias else None
+        return dx, dw, dbias, None
+
+
+def quantized_grads(
+    dy: Float[Tensor, "m n"],
+    x_columnwise: QuantizedTensor | None,
+    w_columnwise: QuantizedTensor | None,
+    recipe: Recipe,
+    gemm: Gemm,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> tuple[Float[Tensor, "m k"] | None, Float[Tensor, "n k"] | None]:
+    """Return dX = dY W with blocks along N and dW = dY^T X with blocks along M, from one amax of
+    dY.
+
+    x_columnwise is the form of X^T [K, M padded], w_columnwise of W^T [K, N]; None skips that
+    gradient.
+    """
+    amax = recipe.amax(dy)
+    dx = dw = None
+    if w_columnwise is not None:
+        dx = quantized_gemm(recipe.gradient(dy, amax=amax), w_columnwise, dtypes[0], gemm=gemm)
+    if x_columnwise is not None:
+        rows = pad_rows(dy, recipe.block)
+        dy_columnwise = recipe.gradient(rows, amax=amax, columnwise=True)
+        dw = quantized_gemm(dy_columnwise, x_columnwise, dtypes[1], gemm=gemm)
+    return dx, dw

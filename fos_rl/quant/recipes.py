@@ -1,0 +1,229 @@
+"""What a quantized GEMM does with its operands: one recipe object per format.
+
+A recipe answers how activations, weights and output gradients are quantized; matmul.py and
+grouped.py hold the autograd around it. Both recipes have the same methods, so that those two files
+know no format.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from fos_rl.quant.blocks import BlockShape, check_choice
+from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode, four_over_six_quantize
+from fos_rl.quant.gemm import QuantizedTensor, gemm_operand
+from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor, ScaleMode, mxfp8_dequantize, mxfp8_quantize
+from fos_rl.quant.nvfp4 import NVFP4Tensor, nvfp4_dequantize, nvfp4_quantize
+
+Backward = Literal["quantized", "high_precision", "dequantized"]
+
+
+@dataclass(frozen=True, slots=True)
+class NVFP4Recipe:
+    """Four-over-six or standard NVFP4 operands; gradients are always standard NVFP4, bound 448.
+
+    Activations are 1x16 along K with one amax per tensor or per row; weights are 16x16 or 1x16
+    with one amax per matrix, never row-scaled. Example: the published RL recipe is
+    ``NVFP4Recipe("four_over_six", weight_block="1x16")`` and multiplies a token's row by its own
+    amax.
+    """
+
+    scheme: Literal["four_over_six", "nvfp4"]
+    weight_block: BlockShape = "16x16"
+    err_mode: ErrMode = "mse"
+    e4m3_scale_bound: E4M3ScaleBound = 256
+    row_scaled_activation: bool = True
+    quantizer: Callable[..., NVFP4Tensor] | None = None
+    """Bit-equal implementation of four_over_six_quantize, such as a kernel; None: the reference."""
+
+    block = 16
+
+    def __post_init__(self) -> None:
+        check_choice("scheme", self.scheme, ("four_over_six", "nvfp4"))
+        check_choice("weight_block", self.weight_block, get_args(BlockShape))
+        check_choice("err_mode", self.err_mode, get_args(ErrMode))
+        check_choice("e4m3_scale_bound", self.e4m3_scale_bound, get_args(E4M3ScaleBound))
+
+    @property
+    def tensor_type(self) -> type[NVFP4Tensor]:
+        return NVFP4Tensor
+
+    def activation(
+        self,
+        x: Tensor,
+        *,
+        amax: Tensor | None = None,
+        columnwise: bool = False,
+        amax_per_row: bool | None = None,
+    ) -> NVFP4Tensor:
+        """Quantize x [M, K]; amax_per_row None follows row_scaled_activation."""
+        per_row = self.row_scaled_activation if amax_per_row is None else amax_per_row
+        return self._quantize(x, "1x16", per_row and not columnwise, columnwise, amax)
+
+    def weight(
+        self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
+    ) -> NVFP4Tensor:
+        """Quantize w [N, K] or a stack [E, N, K]; columnwise gives the form of the transpose."""
+        return self._quantize(w, self.weight_block, False, columnwise, amax)
+
+    def gradient(
+        self,
+        dy: Tensor,
+        *,
+        amax: Tensor | None = None,
+        columnwise: bool = False,
+        amax_per_row: bool = False,
+    ) -> NVFP4Tensor:
+        return nvfp4_quantize(dy, amax_per_row, columnwise=columnwise, global_amax=amax)
+
+    def _quantize(
+        self, x: Tensor, block: BlockShape, per_row: bool, columnwise: bool, amax: Tensor | None
+    ) -> NVFP4Tensor:
+        if self.scheme == "nvfp4":
+            return nvfp4_quantize(x, per_row, block=block, columnwise=columnwise, global_amax=amax)
+        quantize = self.quantizer or four_over_six_quantize
+        return quantize(
+            x,
+            block,
+            self.err_mode,
+            self.e4m3_scale_bound,
+            per_row,
+            columnwise=columnwise,
+            global_amax=amax,
+        )
+
+    def amax(self, x: Float[Tensor, "rows cols"]) -> Float32[Tensor, "1"]:
+        """One amax for both directions of a tensor."""
+        if x.numel() == 0:
+            return torch.zeros(1, dtype=torch.float32, device=x.device)
+        return x.abs().amax().to(torch.float32).reshape(1)
+
+    def dequantize(self, t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
+        return nvfp4_dequantize(t, dtype)
+
+    def rebuild(self, saved: Sequence[Tensor]) -> NVFP4Tensor:
+        """Return the tensor that codes, block_scale and global_amax of this recipe make."""
+        return NVFP4Tensor(*saved, self._bound)
+
+    @property
+    def _bound(self) -> int:
+        return self.e4m3_scale_bound if self.scheme == "four_over_six" else 448
+
+    def check_prepared(self, t: NVFP4Tensor) -> None:
+        if t.bound != self._bound:
+            raise ValueError(
+                f"quantized_weight has e4m3_scale_bound {t.bound}, the recipe {self._bound}. "
+                "Prepare the weight with the recipe it is used with."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP8Recipe:
+    """MXFP8 operands in all three GEMMs. No global scale, so a row never depends on its batch."""
+
+    scale_mode: ScaleMode = "rceil"
+
+    block = MX_BLOCK
+    row_scaled_activation = False
+
+    def __post_init__(self) -> None:
+        check_choice("scale_mode", self.scale_mode, get_args(ScaleMode))
+
+    @property
+    def tensor_type(self) -> type[MXFP8Tensor]:
+        return MXFP8Tensor
+
+    def activation(
+        self,
+        x: Tensor,
+        *,
+        amax: None = None,
+        columnwise: bool = False,
+        amax_per_row: bool | None = None,
+    ) -> MXFP8Tensor:
+        return mxfp8_quantize(x, self.scale_mode, columnwise=columnwise)
+
+    def weight(self, w: Tensor, *, amax: None = None, columnwise: bool = False) -> MXFP8Tensor:
+        return mxfp8_quantize(w, self.scale_mode, columnwise=columnwise)
+
+    def gradient(
+        self,
+        dy: Tensor,
+        *,
+        amax: None = None,
+        columnwise: bool = False,
+        amax_per_row: bool = False,
+    ) -> MXFP8Tensor:
+        return mxfp8_quantize(dy, self.scale_mode, columnwise=columnwise)
+
+    def amax(self, x: Tensor) -> None:
+        return None
+
+    def dequantize(self, t: MXFP8Tensor, dtype: torch.dtype) -> Tensor:
+        return mxfp8_dequantize(t, dtype)
+
+    def rebuild(self, saved: Sequence[Tensor]) -> MXFP8Tensor:
+        return MXFP8Tensor(*saved)
+
+    def check_prepared(self, t: MXFP8Tensor) -> None:
+        """MXFP8 carries no parameter that could disagree."""
+
+
+Recipe = NVFP4Recipe | MXFP8Recipe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A weight quantized once and multiplied many times.
+
+    rowwise: [N, K] or [E, N, K], what the forward multiplies. columnwise: the form of the
+    transpose, for backward "quantized"; None where no such backward runs. operand: the exact
+    operand of rowwise (gemm_operand), for speed; None decodes it in every forward.
+    """
+
+    rowwise: QuantizedTensor
+    columnwise: QuantizedTensor | None = None
+    operand: Tensor | None = None
+
+
+def prepare_weight(
+    weight: Float[Tensor, "*experts n k"],
+    recipe: Recipe,
+    *,
+    columnwise: bool = False,
+    operand: bool = True,
+    global_amax: Float32[Tensor, "*experts 1"] | None = None,
+) -> QuantizedWeight:
+    """Return the weight quantized as recipe says, to pass as quantized_weight.
+
+    The values of weight are quantized as they are: cast a master weight to the synced dtype first.
+    global_amax is the full weight's, where weight is a shard.
+    """
+    rowwise = recipe.weight(weight.detach(), amax=global_amax)
+    transposed = (
+        recipe.weight(weight.detach(), amax=global_amax, columnwise=True) if columnwise else None
+    )
+    return QuantizedWeight(rowwise, transposed, gemm_operand(rowwise) if operand else None)
+
+
+def resolve_backward(backward: Backward | None, row_scaled_activation: bool) -> Backward:
+    """Return the backward mode; None is "quantized", or "high_precision" for row-scaled
+    activations.
+
+    Row-scaled with "quantized" is refused: the weight gradient sums over rows, and a factor that
+    differs from row to row cannot be taken out of that sum.
+    """
+    check_choice("backward", backward, (None, *get_args(Backward)))
+    if backward is None:
+        return "high_precision" if row_scaled_activation else "quantized"
+    if backward == "quantized" and row_scaled_activation:
+        raise ValueError(
+            "backward is 'quantized' with row_scaled_activation=True: the weight gradient sums over "
+            "rows that have different scales. Use 'high_precision' or 'dequantized', or "
+            "row_scaled_activation=False."
+        )
+    return backward
