@@ -22,7 +22,8 @@ def check_offs(offs: Tensor, rows: int, experts: int) -> None:
     if offs.dtype != torch.int32 or tuple(offs.shape) != (experts,):
         raise ValueError(
             f"offs is {offs.dtype} of shape {tuple(offs.shape)}; it must be int32 "
-            f"of shape ({experts},), the cumulative row end of each expert. Use counts.cumsum(0).to(torch.int32)."
+            f"of shape ({experts},), the cumulative row end of each expert. "
+            "Use counts.cumsum(0).to(torch.int32)."
         )
     if offs.device.type != "cpu":
         return

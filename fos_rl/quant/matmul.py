@@ -94,7 +94,8 @@ def check_contraction(recipe: Recipe, backward: Backward, weight: Tensor) -> Non
     if backward == "quantized" and n % recipe.block:
         raise ValueError(
             f"weight has N = {n}; backward 'quantized' has blocks along N, so "
-            f"N % {recipe.block} must be 0. {remedy}, or use backward 'high_precision' or 'dequantized'."
+            f"N % {recipe.block} must be 0. {remedy}, or use backward "
+            "'high_precision' or 'dequantized'."
         )
 
 

@@ -222,8 +222,8 @@ def resolve_backward(backward: Backward | None, row_scaled_activation: bool) -> 
         return "high_precision" if row_scaled_activation else "quantized"
     if backward == "quantized" and row_scaled_activation:
         raise ValueError(
-            "backward is 'quantized' with row_scaled_activation=True: the weight gradient sums over "
-            "rows that have different scales. Use 'high_precision' or 'dequantized', or "
+            "backward is 'quantized' with row_scaled_activation=True: the weight gradient sums "
+            "over rows that have different scales. Use 'high_precision' or 'dequantized', or "
             "row_scaled_activation=False."
         )
     return backward
