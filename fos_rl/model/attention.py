@@ -113,4 +113,6 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, sequences: PackedSequences) -> Tens
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     bounds, longest = sequences.cu_seqlens(q.device), sequences.max_length
-    return varlen_attn(q, k, v, bounds, bounds, longest, longest, **causal)
+    mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, **causal)
+    assert isinstance(mixed, Tensor)
+    return mixed

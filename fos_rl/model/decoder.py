@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fos_rl.model.moe import SparseMlp, linear
+from fos_rl.model.moe import SparseMlp
 from fos_rl.model.rope import RotaryTable, rotate
+from fos_rl.model.uninitialized import embedding, linear
 from fos_rl.spec import Architecture, ModelSpec
 
 AttentionFactory = Callable[[int], nn.Module]
@@ -36,6 +37,7 @@ class Decoder(nn.Module):
         self.spec = spec
         architecture = spec.architecture
         self.model = Backbone(architecture, attention)
+        self.lm_head: nn.Linear | None = None
         if not architecture.tie_word_embeddings:
             self.lm_head = linear(architecture.hidden_size, architecture.vocab_size, bias=False)
 
@@ -65,9 +67,8 @@ class Decoder(nn.Module):
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
         """The output head's weight, which is the embedding when the two are tied."""
-        if self.spec.architecture.tie_word_embeddings:
-            return self.model.embed_tokens.weight
-        return self.lm_head.weight
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return head.weight
 
 
 class Backbone(nn.Module):
@@ -75,12 +76,7 @@ class Backbone(nn.Module):
 
     def __init__(self, architecture: Architecture, attention: AttentionFactory) -> None:
         super().__init__()
-        self.embed_tokens = nn.utils.skip_init(
-            nn.Embedding,
-            architecture.vocab_size,
-            architecture.hidden_size,
-            device=torch.empty(0).device,
-        )
+        self.embed_tokens = embedding(architecture.vocab_size, architecture.hidden_size)
         self.layers = nn.ModuleList(
             Layer(architecture, layer, attention(layer)) for layer in range(architecture.num_layers)
         )

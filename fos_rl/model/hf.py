@@ -8,7 +8,6 @@ import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import get_args
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from fos_rl.model.weights import (
     read_weights,
     write_weights,
 )
-from fos_rl.spec import Family, ModelSpec
+from fos_rl.spec import ModelSpec
 
 __all__ = [
     "hf_weight_shapes",
@@ -38,6 +37,7 @@ __all__ = [
 
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf")
 _RANDOM = "random:"
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
 
 
 def resolve_model(path: str, *, random_folder: Path | None = None, seed: int = 0) -> Path:
@@ -50,12 +50,8 @@ def resolve_model(path: str, *, random_folder: Path | None = None, seed: int = 0
         ValueError: naming model.path, when there is no such folder or the hub cannot give it.
     """
     if path.startswith(_RANDOM):
-        family = path.removeprefix(_RANDOM)
-        if family not in get_args(Family):
-            known = ", ".join(_RANDOM + name for name in get_args(Family))
-            raise ValueError(f"model.path = {path!r}: no such random model; use one of {known}")
         assert random_folder is not None, "a random model needs a folder to be written to"
-        return write_tiny_model(family, random_folder, seed)
+        return write_tiny_model(path.removeprefix(_RANDOM), random_folder, seed)
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -76,9 +72,9 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        # Files of the top folder only: repositories keep other formats in folders.
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
     # OSError is the base of the hub's HTTP and offline errors; connection errors of its client
     # come wrapped or as RuntimeError subclasses, depending on its version.
     except (OSError, HFValidationError, RuntimeError) as error:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fos_rl.model.uninitialized import linear
 from fos_rl.spec import Architecture
 
 
@@ -106,7 +107,7 @@ def grouped_linear(
     if not rows.is_cuda:
         return _grouped_linear_by_expert(rows, weight, ends)
     if rows.dtype == torch.bfloat16:
-        return torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+        return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
     return _grouped_linear_masked(rows, weight, ends)
 
 
@@ -146,9 +147,3 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         return grad[inverse].unflatten(0, (-1, ctx.copies)).sum(dim=1), None, None, None
-
-
-def linear(in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
-    """An `nn.Linear` of the default dtype and device whose values are not set: they get loaded."""
-    device = torch.empty(0).device
-    return nn.utils.skip_init(nn.Linear, in_features, out_features, bias=bias, device=device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fos_rl.model.hf_config import parse_architecture
 from fos_rl.model.weights import hf_weight_shapes
-from fos_rl.spec import Family, ModelSpec
+from fos_rl.spec import ModelSpec
 
 VOCAB_SIZE = 288
 PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -45,7 +45,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": None,
     "torch_dtype": "bfloat16",
 }
-_FAMILIES: dict[Family, dict[str, Any]] = {
+_FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -70,15 +70,15 @@ _FAMILIES: dict[Family, dict[str, Any]] = {
 }
 
 
-def write_tiny_model(family: Family, folder: str | Path, seed: int = 0) -> Path:
+def write_tiny_model(family: str, folder: str | Path, seed: int = 0) -> Path:
     """A Hugging Face folder with a random model of a family, the same bytes for the same seed.
 
     3 layers, width 64, 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`, `<|im_start|>`,
     `<|im_end|>` (end of a turn, where sampling stops) and 28 reserved ones. Weights are bf16.
     """
+    config = tiny_config(family)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(family)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {key: config[key] for key in ("eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -90,8 +90,13 @@ def write_tiny_model(family: Family, folder: str | Path, seed: int = 0) -> Path:
     return folder
 
 
-def tiny_config(family: Family) -> dict[str, Any]:
+def tiny_config(family: str) -> dict[str, Any]:
     """The config.json of a tiny model, in the style of transformers 4 (5 reads it too)."""
+    if family not in _FAMILIES:
+        known = ", ".join(f"random:{name}" for name in _FAMILIES)
+        raise ValueError(
+            f"model.path = 'random:{family}': no such random model; use one of {known}"
+        )
     return {**_COMMON, **_FAMILIES[family]}
 
 

@@ -107,7 +107,10 @@ def write_weights(
     pending_bytes = total_bytes = 0
 
     def flush() -> None:
-        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        path = folder / f"shard-{len(shards)}"
+        save_file(pending, path, metadata={"format": "pt"})
+        # safetensors leaves files that only their owner reads.
+        path.chmod(0o644)
         shards.append(list(pending))
         pending.clear()
 
