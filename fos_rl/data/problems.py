@@ -100,8 +100,8 @@ def load_problems(config: Data, seed: int) -> Problems:
     problems, counts = _deduplicate(rows)
     if not problems:
         raise ValueError(
-            f"data.path = {config.path!r}: no problem is left in split {config.split!r} ({counts}); "
-            "choose another split, or check that the answer column holds answers"
+            f"data.path = {config.path!r}: no problem in split {config.split!r} ({counts}). "
+            "Choose another split, or check that the answer column holds answers"
         )
     return Problems(rows=problems, summary=counts)
 
