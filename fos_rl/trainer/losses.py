@@ -1,14 +1,16 @@
 """The clipped policy-gradient loss, as a weighted sum over tokens.
 
-Weights carry the aggregation. Their normalisers are the whole batch's, so the losses of its
-micro-batches add up to the loss of the batch, however it is cut.
+Weights carry the aggregation and the mask. They are made once from the whole batch, so the losses
+of its micro-batches add up to the loss of the batch, however it is cut.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Aggregation = Literal["sequence_mean", "token_mean", "constant"]
@@ -19,37 +21,59 @@ MAX_LOG_RATIO = 20.0
 
 
 def token_weights(
-    lengths: Sequence[int],
-    aggregation: Aggregation,
+    loss_masks: Sequence[Bool[np.ndarray, " tokens"]],
     *,
-    num_sequences: int,
-    num_tokens: int,
-    max_tokens: int,
-) -> Float[Tensor, " tokens"]:
-    """Each response token's share of the loss, fp32 on the CPU, for sequences laid end to end.
+    aggregation: Aggregation,
+    max_new_tokens: int,
+) -> list[Float[np.ndarray, " tokens"]]:
+    """Each token's share of the loss, 0 where the mask is False; one array a sequence.
 
-    - `sequence_mean` (GRPO): 1 / (num_sequences * length), the mean over tokens, then sequences.
-    - `token_mean` (DAPO): 1 / num_tokens, so that a long response weighs more.
-    - `constant` (Dr.GRPO): 1 / (num_sequences * max_tokens), so that no token's weight depends on
-      its response's length.
+    With N sequences that have a True token, n_i True tokens in sequence i and T in all:
 
-    Example: lengths [2, 1] as a whole batch weigh [1/4, 1/4, 1/2] under sequence_mean and
-    [1/3, 1/3, 1/3] under token_mean.
+    - `sequence_mean` (GRPO): 1 / (N n_i), the mean over tokens, then over sequences.
+    - `token_mean` (DAPO): 1 / T, so that a long response weighs more.
+    - `constant` (Dr.GRPO): 1 / (N max_new_tokens), so that length changes no token's weight.
+
+    Example: masks [T, T, F] and [T] have weights [1/4, 1/4, 0] and [1/2] under sequence_mean, and
+    [1/3, 1/3, 0] and [1/3] under token_mean.
 
     Args:
-        lengths: response tokens of each sequence of this micro-batch.
-        num_sequences: sequences of one optimizer update, all micro-batches and ranks together.
-        num_tokens: their response tokens.
-        max_tokens: the longest response that sampling allows.
+        loss_masks: over the whole batch of one optimizer update, all ranks and micro-batches.
+            False for prompts, masked responses and tokens without a finite log-prob.
+        max_new_tokens: the sampling limit; used by `constant`.
     """
-    if aggregation == "sequence_mean":
-        shares = [1.0 / (num_sequences * length) if length else 0.0 for length in lengths]
-    elif aggregation == "token_mean":
-        shares = [1.0 / num_tokens if num_tokens else 0.0] * len(lengths)
-    else:
-        shares = [1.0 / (num_sequences * max_tokens)] * len(lengths)
-    weights = torch.tensor(shares, dtype=torch.float32, device="cpu")
-    return weights.repeat_interleave(torch.tensor(lengths, dtype=torch.int64, device="cpu"))
+    counts = [int(mask.sum()) for mask in loss_masks]
+    num_sequences = sum(count > 0 for count in counts)
+    num_tokens = sum(counts)
+
+    def weight(count: int) -> float:
+        if count == 0:
+            return 0.0
+        if aggregation == "sequence_mean":
+            return 1.0 / (num_sequences * count)
+        if aggregation == "token_mean":
+            return 1.0 / num_tokens
+        return 1.0 / (num_sequences * max_new_tokens)
+
+    pairs = zip(loss_masks, counts, strict=True)
+    return [mask.astype(np.float32) * np.float32(weight(count)) for mask, count in pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """A micro-batch's share of the loss, and sums for metrics: 0-d tensors on the loss's device.
+
+    The two clip counts answer different questions and differ by about 2x. `num_clipped`: tokens
+    whose gradient the clip removed (positive advantage above the ceiling, negative below the
+    floor). `num_out_of_band`: tokens whose ratio left the band, whatever their advantage. When the
+    old log-probs are the trainer's own of the same weights, both are 0 by construction.
+    """
+
+    loss: Float[Tensor, ""]
+    num_tokens: Float[Tensor, ""]
+    num_clipped: Float[Tensor, ""]
+    num_out_of_band: Float[Tensor, ""]
+    ratio_sum: Float[Tensor, ""]
 
 
 def policy_loss(
@@ -60,47 +84,33 @@ def policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The micro-batch's share of the loss, and sums over its tokens for metrics.
+) -> PolicyLoss:
+    """sum_t weights_t * -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t), with
+    r_t = exp(log_probs_t - old_log_probs_t).
 
-    loss = sum_t weights_t * -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t), with
-    r_t = exp(log_probs_t - old_log_probs_t): Schulman et al. 2017 (arXiv:1707.06347), equation 7;
-    different limits on the two sides are DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476).
-    Log-ratios are held within +-MAX_LOG_RATIO.
-
-    Tokens of weight 0 and tokens whose old log-prob is not finite are left out of loss, gradient
-    and sums.
-
-    The sums, to be divided by the sum of `tokens` over all micro-batches:
-
-    - `tokens`: how many were counted.
-    - `loss/clip_frac`: tokens whose gradient the clip removed, a positive advantage above the
-      ceiling or a negative one below the floor.
-    - `loss/out_of_band_frac`: tokens whose ratio left the band, whatever their advantage; about
-      twice as many. Both are 0 by construction where the old log-probs are the trainer's own of
-      the same weights.
-    - `loss/ratio_mean`: r_t.
+    Schulman et al. 2017 (arXiv:1707.06347), equation 7; different limits on the two sides are
+    DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476). Tokens of weight 0 are left out of loss,
+    gradient and sums even where their log-probs are not finite. Log-ratios are held within
+    +-MAX_LOG_RATIO.
 
     Args:
-        log_probs: of the policy being trained, fp32; the only input that gets a gradient.
-        old_log_probs: of the generator (bypass), or of the trainer before the update (decoupled).
-        advantages: of each token's sequence.
+        log_probs: of the policy being trained, fp32; the only input that needs a gradient.
+        old_log_probs: of the policy that sampled (bypass), or of the trainer before the update.
+        advantages: each token's sequence's advantage.
         weights: from `token_weights`.
     """
-    counted = (weights != 0) & old_log_probs.isfinite()
+    counted = weights != 0
     zero = torch.zeros_like(log_probs)
-    # where() before exp(): a NaN that is masked afterwards would still reach the gradient.
     log_ratio = torch.where(counted, log_probs - old_log_probs.detach(), zero)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     floor, ceiling = 1.0 - clip_low, 1.0 + clip_high
     gain = torch.minimum(ratio * advantages, ratio.clamp(floor, ceiling) * advantages)
     above, below = ratio > ceiling, ratio < floor
     clipped = (above & (advantages > 0)) | (below & (advantages < 0))
-    sums = {
-        "tokens": counted,
-        "loss/clip_frac": clipped & counted,
-        "loss/out_of_band_frac": (above | below) & counted,
-        "loss/ratio_mean": torch.where(counted, ratio.detach(), zero),
-    }
-    loss = -(torch.where(counted, gain, zero) * weights).sum()
-    return loss, {name: values.sum().float() for name, values in sums.items()}
+    return PolicyLoss(
+        loss=-(torch.where(counted, gain, zero) * weights).sum(),
+        num_tokens=counted.sum().float(),
+        num_clipped=(clipped & counted).sum().float(),
+        num_out_of_band=((above | below) & counted).sum().float(),
+        ratio_sum=torch.where(counted, ratio.detach(), zero).sum(),
+    )
