@@ -21,11 +21,11 @@ MAX_LOG_RATIO = 20.0
 
 
 def token_weights(
-    loss_masks: Sequence[Bool[np.ndarray, " tokens"]],
+    loss_masks: Sequence[Bool[np.ndarray, "_"]],
     *,
     aggregation: Aggregation,
     max_new_tokens: int,
-) -> list[Float[np.ndarray, " tokens"]]:
+) -> list[Float[np.ndarray, "_"]]:
     """Each token's share of the loss, 0 where the mask is False; one array a sequence.
 
     With N sequences that have a True token, n_i True tokens in sequence i and T in all:

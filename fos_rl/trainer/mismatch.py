@@ -12,8 +12,8 @@ PREFIX = "mismatch/"
 
 
 def mismatch_metrics(
-    trainer_log_probs: Sequence[Float[np.ndarray, " tokens"]],
-    generator_log_probs: Sequence[Float[np.ndarray, " tokens"]],
+    trainer_log_probs: Sequence[Float[np.ndarray, "_"]],
+    generator_log_probs: Sequence[Float[np.ndarray, "_"]],
 ) -> dict[str, float]:
     """Statistics of d = trainer - generator log-prob over all tokens, in fp64.
 
@@ -57,8 +57,8 @@ def mismatch_metrics(
 
 
 def _differences(
-    trainer: Sequence[Float[np.ndarray, " tokens"]],
-    generator: Sequence[Float[np.ndarray, " tokens"]],
+    trainer: Sequence[Float[np.ndarray, "_"]],
+    generator: Sequence[Float[np.ndarray, "_"]],
 ) -> Float[np.ndarray, " all_tokens"]:
     if len(trainer) != len(generator):
         raise ValueError(

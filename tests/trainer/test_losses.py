@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,19 +21,26 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return new, old, per_sequence.repeat_interleave(torch.tensor(LENGTHS))
 
 
-def weights_of(lengths: list[int], aggregation: str) -> torch.Tensor:
-    return token_weights(
-        lengths, aggregation, num_sequences=len(LENGTHS), num_tokens=sum(LENGTHS), max_tokens=8
-    )
+def weights_of(aggregation: str) -> list[torch.Tensor]:
+    masks = [np.ones(length, dtype=bool) for length in LENGTHS]
+    weights = token_weights(masks, aggregation=aggregation, max_new_tokens=8)
+    return [torch.from_numpy(w) for w in weights]
 
 
-def test_hand_worked_weights():
-    sizes = {"num_sequences": 2, "num_tokens": 3, "max_tokens": 4}
-    assert token_weights([2, 1], "sequence_mean", **sizes).tolist() == [0.25, 0.25, 0.5]
-    assert token_weights([2, 1], "constant", **sizes).tolist() == [0.125, 0.125, 0.125]
-    torch.testing.assert_close(
-        token_weights([2, 1], "token_mean", **sizes), torch.full((3,), 1 / 3)
-    )
+@pytest.mark.parametrize(
+    ("aggregation", "want"),
+    [
+        ("sequence_mean", [[1 / 4, 1 / 4, 0], [1 / 2], [0]]),
+        ("token_mean", [[1 / 3, 1 / 3, 0], [1 / 3], [0]]),
+        ("constant", [[1 / 8, 1 / 8, 0], [1 / 8], [0]]),
+    ],
+    ids=AGGREGATIONS,
+)
+def test_hand_worked_weights(aggregation, want):
+    masks = [np.array([True, True, False]), np.array([True]), np.array([False])]
+    got = token_weights(masks, aggregation=aggregation, max_new_tokens=4)
+    for weights, row in zip(got, want, strict=True):
+        np.testing.assert_array_equal(weights, np.array(row, dtype=np.float32))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -57,14 +65,14 @@ def test_loss_equals_a_loop(aggregation):
         "token_mean": sum(flat) / len(flat),
         "constant": sum(flat) / (len(sequences) * 8),
     }[aggregation]
-    loss, sums = policy_loss(
-        new, old, advantages, weights_of(LENGTHS, aggregation), clip_low=low, clip_high=high
+    result = policy_loss(
+        new, old, advantages, torch.cat(weights_of(aggregation)), clip_low=low, clip_high=high
     )
     # fp32 sum of 11 terms of size 1: a few units of 1.2e-7.
-    assert float(loss) == pytest.approx(want, abs=1e-6)
-    assert sums["tokens"] == len(flat)
-    assert sums["loss/clip_frac"] == clipped
-    assert sums["loss/out_of_band_frac"] == outside
+    assert float(result.loss) == pytest.approx(want, abs=1e-6)
+    assert result.num_tokens == len(flat)
+    assert result.num_clipped == clipped
+    assert result.num_out_of_band == outside
     assert 0 < clipped < outside
 
 
@@ -73,16 +81,15 @@ def test_loss_equals_a_loop(aggregation):
 def test_microbatches_add_up_to_the_batch(aggregation, cut):
     new, old, advantages = batch()
     new.requires_grad_()
-    whole, _ = policy_loss(
-        new, old, advantages, weights_of(LENGTHS, aggregation), clip_low=0.2, clip_high=0.2
-    )
+    whole = policy_loss(
+        new, old, advantages, torch.cat(weights_of(aggregation)), clip_low=0.2, clip_high=0.2
+    ).loss
     (whole_gradient,) = torch.autograd.grad(whole, new)
-    parts = [x.split(LENGTHS) for x in (new, old, advantages)]
+    parts = [*(x.split(LENGTHS) for x in (new, old, advantages)), weights_of(aggregation)]
     total = torch.zeros(())
     for sequences in cut:
         inputs = [torch.cat([part[i] for i in sequences]) for part in parts]
-        weights = weights_of([LENGTHS[i] for i in sequences], aggregation)
-        total = total + policy_loss(*inputs, weights, clip_low=0.2, clip_high=0.2)[0]
+        total = total + policy_loss(*inputs, clip_low=0.2, clip_high=0.2).loss
     (gradient,) = torch.autograd.grad(total, new)
     torch.testing.assert_close(total, whole, rtol=0, atol=1e-6)
     assert torch.equal(gradient, whole_gradient)
@@ -103,48 +110,29 @@ def test_microbatches_add_up_to_the_batch(aggregation, cut):
 def test_hand_worked_token(ratio, advantage, loss, gradient, clipped, outside):
     new = torch.tensor([math.log(ratio)], requires_grad=True)
     one = torch.ones(1)
-    got, sums = policy_loss(new, 0 * one, advantage * one, one, clip_low=0.2, clip_high=0.2)
-    got.backward()
-    assert float(got.detach()) == pytest.approx(loss, abs=1e-6)
+    result = policy_loss(new, 0 * one, advantage * one, one, clip_low=0.2, clip_high=0.2)
+    result.loss.backward()
+    assert float(result.loss.detach()) == pytest.approx(loss, abs=1e-6)
     assert float(new.grad) == pytest.approx(gradient, abs=1e-6)
-    assert (int(sums["loss/clip_frac"]), int(sums["loss/out_of_band_frac"])) == (clipped, outside)
+    assert (int(result.num_clipped), int(result.num_out_of_band)) == (clipped, outside)
 
 
-@pytest.mark.parametrize("old", [math.nan, -math.inf], ids=str)
-def test_a_token_without_a_finite_old_log_prob_leaves_everything(old):
-    new = torch.tensor([-1.0, -2.0], requires_grad=True)
-    loss, sums = policy_loss(
-        new,
-        torch.tensor([-1.0, old]),
-        torch.ones(2),
-        torch.full((2,), 0.5),
-        clip_low=0.2,
-        clip_high=0.2,
-    )
-    loss.backward()
-    assert float(loss.detach()) == -0.5
+@pytest.mark.parametrize("missing", [math.nan, -math.inf], ids=str)
+@pytest.mark.parametrize("side", ["new", "old"])
+def test_a_token_of_weight_0_leaves_loss_gradient_and_sums(side, missing):
+    new = torch.tensor([-1.0, missing if side == "new" else -2.0], requires_grad=True)
+    old = torch.tensor([-1.0, missing if side == "old" else -2.0])
+    weights = torch.tensor([0.5, 0.0])
+    result = policy_loss(new, old, torch.ones(2), weights, clip_low=0.2, clip_high=0.2)
+    result.loss.backward()
+    assert float(result.loss.detach()) == -0.5
     assert new.grad.tolist() == [-0.5, 0.0]
-    assert {name: float(value) for name, value in sums.items()} == {
-        "tokens": 1,
-        "loss/clip_frac": 0,
-        "loss/out_of_band_frac": 0,
-        "loss/ratio_mean": 1,
-    }
-
-
-def test_a_masked_nan_reaches_neither_loss_nor_gradient():
-    new = torch.tensor([-1.0, math.nan], requires_grad=True)
-    weights = torch.tensor([1.0, 0.0])
-    loss, _ = policy_loss(
-        new, torch.full((2,), -1.0), torch.ones(2), weights, clip_low=0.2, clip_high=0.2
-    )
-    loss.backward()
-    assert float(loss.detach()) == -1.0
-    assert new.grad.tolist() == [-1.0, 0.0]
+    assert (float(result.num_tokens), float(result.ratio_sum)) == (1.0, 1.0)
+    assert (float(result.num_clipped), float(result.num_out_of_band)) == (0.0, 0.0)
 
 
 def test_unrelated_policies_give_a_finite_loss():
-    loss, _ = policy_loss(
+    result = policy_loss(
         torch.zeros(1),
         torch.full((1,), -200.0),
         -torch.ones(1),
@@ -152,12 +140,12 @@ def test_unrelated_policies_give_a_finite_loss():
         clip_low=0.2,
         clip_high=0.2,
     )
-    assert float(loss) == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-6)
+    assert float(result.loss) == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-6)
 
 
 def test_no_tokens():
     empty = torch.zeros(0)
-    weights = token_weights([], "token_mean", num_sequences=0, num_tokens=0, max_tokens=8)
-    loss, sums = policy_loss(empty, empty, empty, weights, clip_low=0.2, clip_high=0.2)
-    assert float(loss) == 0
-    assert float(sums["tokens"]) == 0
+    assert token_weights([], aggregation="token_mean", max_new_tokens=8) == []
+    result = policy_loss(empty, empty, empty, empty, clip_low=0.2, clip_high=0.2)
+    assert float(result.loss) == 0
+    assert float(result.num_tokens) == 0
