@@ -40,6 +40,13 @@ class ArithmeticData(Frozen):
 _INSTRUCTION = 'Think step by step. Write the answer on the last line, after "Answer:".'
 
 
+class VowelsData(Frozen):
+    """Reply with a vowel: a task that even a tiny random model of bytes learns, for smoke runs."""
+
+    type: Literal["vowels"] = "vowels"
+    num_problems: Positive = 100
+
+
 class Gsm8kData(Frozen):
     type: Literal["gsm8k"] = "gsm8k"
     path: str = "openai/gsm8k"
@@ -74,7 +81,8 @@ class DatasetData(Frozen):
 
 
 Data = Annotated[
-    ArithmeticData | Gsm8kData | DapoMathData | DatasetData, Field(discriminator="type")
+    ArithmeticData | VowelsData | Gsm8kData | DapoMathData | DatasetData,
+    Field(discriminator="type"),
 ]
 
 
@@ -204,8 +212,8 @@ class RunConfig(Frozen):
         sequences = self.rollout.prompts_per_step * self.rollout.group_size
         if self.algorithm.minibatches > sequences:
             raise ValueError(
-                f"algorithm.minibatches = {self.algorithm.minibatches}: a step has only {sequences} "
-                "sequences (rollout.prompts_per_step x group_size); lower it"
+                f"algorithm.minibatches = {self.algorithm.minibatches}: a step has only "
+                f"{sequences} sequences (rollout.prompts_per_step x group_size); lower it"
             )
         return self
 
@@ -281,8 +289,14 @@ def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
         names.append(part)
         node = node.get(part, {}) if isinstance(node, dict) else {}
     name = ".".join(names)
+    if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        context = details.get("ctx", {})
+        key = context["discriminator"].strip("'")
+        known = context.get("expected_tags") or ", ".join(_tags(name, key))
+        tag = context.get("tag")
+        return f"{name}.{key}: {f'{tag!r} is unknown' if tag else 'required'}; one of {known}"
     if details["type"] == "extra_forbidden":
-        known = _known_fields(names[:-1])
+        known = _known_fields(names[:-1], parts)
         close = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
         return f"{name} = {details['input']!r}: unknown key; {hint}"
@@ -294,10 +308,22 @@ def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
     return f"{name} = {shown}: {rule}; {remedy}"
 
 
-def _known_fields(section: Sequence[str]) -> list[str]:
-    """Field names of a section, over every type it can have."""
+def _known_fields(section: Sequence[str], location: Sequence[str]) -> list[str]:
+    """Field names of a section; where it has several types, of the one the location names."""
     models = section_models(".".join(section))
+    if len(models) > 1:
+        models = [model for model in models if _tag(model) in location] or models
     return sorted({name for model in models for name in model.model_fields})
+
+
+def _tags(section: str, key: str) -> list[str]:
+    return [repr(model.model_fields[key].default) for model in section_models(section)]
+
+
+def _tag(model: type[Frozen]) -> str | None:
+    """What selects this model where a section can have several types."""
+    fields = model.model_fields
+    return next((fields[key].default for key in ("type", "recipe") if key in fields), None)
 
 
 def section_models(section: str) -> list[type[Frozen]]:

@@ -6,9 +6,9 @@ belongs to the trainer's or the generator's own settings.
 
 import hashlib
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Frozen(BaseModel):
@@ -67,15 +67,73 @@ class Architecture(Frozen):
         return self.num_experts > 0 and layer not in self.dense_layers
 
 
+ComputeDtype = Literal["bfloat16", "float32"]
+
+
 class Bf16(Frozen):
     """No quantization: the baseline arm."""
 
     recipe: Literal["bf16"] = "bf16"
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations on both hosts; weights are the bf16-rounded masters in either case."""
 
 
-Precision = Bf16
+class Quantized(Frozen):
+    """What every quantized recipe has: which layers, and who multiplies."""
+
+    compute_dtype: ComputeDtype = "bfloat16"
+    """Dtype of activations between the quantized layers."""
+    gemm: Literal["emulated", "native"] = "emulated"
+    """emulated: exact 4- or 8-bit operands, fp32 sums, on any device; native: the Blackwell tensor
+    core. They round differently, so nothing chooses between them for you."""
+    include: tuple[str, ...] = ("*",)
+    """Patterns of weight names to quantize, as in `*.mlp.experts.*`. Norms, embeddings, router and
+    head never are."""
+    exclude: tuple[str, ...] = ()
+    """Patterns taken out again."""
+    first_layers_bf16: Annotated[int, Field(ge=0)] = 0
+    """Leading layers that stay in bf16."""
+    last_layers_bf16: Annotated[int, Field(ge=0)] = 0
+    """Trailing layers that stay in bf16."""
+
+
+class Mxfp8(Quantized):
+    """OCP MXFP8: E4M3 elements, one E8M0 scale for 32 of them."""
+
+    recipe: Literal["mxfp8"] = "mxfp8"
+    scale_mode: Literal["rceil", "floor"] = "rceil"
+    """Rounding of the block scale: up, so that nothing saturates, or down (OCP minimum)."""
+
+
+class Nvfp4(Quantized):
+    """Standard NVFP4: E2M1 elements, an E4M3 scale for 16 of them, one fp32 amax above."""
+
+    recipe: Literal["nvfp4"] = "nvfp4"
+    row_scaled_activation: bool = True
+    """One amax a token. With false, one amax a tensor: a token's codes, and so its log-prob, then
+    depend on the other tokens of its batch."""
+    weight_block: Literal["16x16", "1x16"] = "16x16"
+    """Elements of a weight that share a block scale."""
+
+
+class FourOverSix(Nvfp4):
+    """NVFP4 that encodes each block twice (largest value to 6, or to 4) and keeps the better."""
+
+    recipe: Literal["nvfp4_four_over_six"] = "nvfp4_four_over_six"  # type: ignore[assignment]
+    err_mode: Literal["mse", "mae"] = "mse"
+    """How the two encodings are compared."""
+    e4m3_scale_bound: Literal[256, 448] = 256
+    """Largest block scale of the map-to-6 encoding; 256 leaves room for 1.5 times it."""
+
+
+def _bf16_by_default(value: object) -> object:
+    return {"recipe": "bf16", **value} if isinstance(value, dict) else value
+
+
+Precision = Annotated[
+    Annotated[Bf16 | Mxfp8 | Nvfp4 | FourOverSix, Field(discriminator="recipe")],
+    BeforeValidator(_bf16_by_default),
+]
 
 
 class ModelSpec(Frozen):

@@ -4,7 +4,7 @@ Plain lists and numpy arrays: the driver never holds a tensor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -42,14 +42,19 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A rollout with what it earned. `masked` samples count in metrics but not in the loss."""
+    """A rollout with what it earned.
+
+    `zero_variance`: all rewards of its group are equal, so it carries no gradient. `masked`: left
+    out of the loss, but counted in the metrics.
+    """
 
     rollout: Rollout
     answer: str
     group: int
     reward: float
     advantage: float
-    masked: bool = False
+    zero_variance: bool
+    masked: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a trainer step returns: the new version, its metrics, the log-probs before the update."""
+    """What a trainer step returns; log_probs are those before the update, one array a sequence."""
 
     policy_version: int
     metrics: dict[str, float]
@@ -85,7 +90,6 @@ class StepRecord:
 
     step: int
     metrics: dict[str, float]
-    samples: list[Sample] = field(default_factory=list)
 
 
 class PromptStream(Protocol):

@@ -28,12 +28,18 @@ def test_every_shipped_config_loads(path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
-        pytest.param(_merged("model", pth="x"), ["model.pth", "'x'", "did you mean path"], id="typo"),
+        pytest.param(
+            _merged("model", pth="x"), ["model.pth", "'x'", "did you mean path"], id="typo"
+        ),
         pytest.param(_merged("trainer", lr="fast"), ["trainer.lr", '"fast"', "number"], id="type"),
-        pytest.param(_merged("rollout", top_p=0.9), ["rollout.top_p", "0.9", "set 1.0"], id="top_p"),
+        pytest.param(
+            _merged("rollout", top_p=0.9), ["rollout.top_p", "0.9", "set 1.0"], id="top_p"
+        ),
         pytest.param(_merged("rollout", top_k=50), ["rollout.top_k", "50", "set 0"], id="top_k"),
         pytest.param(
-            _merged("rollout", group_size=1), ["rollout.group_size", "1", "use 2 or more"], id="group"
+            _merged("rollout", group_size=1),
+            ["rollout.group_size", "1", "use 2 or more"],
+            id="group",
         ),
         pytest.param(
             _merged("data", dificulty=2), ["data.dificulty", "did you mean difficulty"], id="data"
@@ -109,7 +115,9 @@ def test_algorithm_variants(
     assert algorithm.clip_high == clip_high
     assert algorithm.normalize_advantages is normalize
     assert algorithm.aggregation == aggregation
-    assert parse_config(_merged("algorithm", type=variant, clip_high=0.5)).algorithm.clip_high == 0.5
+    assert (
+        parse_config(_merged("algorithm", type=variant, clip_high=0.5)).algorithm.clip_high == 0.5
+    )
 
 
 def test_resolved_config_loads_again() -> None:
@@ -120,7 +128,9 @@ def test_resolved_config_loads_again() -> None:
 
 def test_config_imports_no_torch() -> None:
     code = "import sys, fos_rl.config, fos_rl.spec, fos_rl.explain; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "False"
 
 

@@ -35,8 +35,8 @@ _JOINED = re.compile(r"[\s$.]*(?:or|and|,|或|和)[\s$]*(?=[\d\\$.+-])", re.IGNO
 def find_answer(response: str, *, complete: bool = True) -> str | None:
     r"""The text of the last answer in a response, or None.
 
-    An answer is what follows `Answer:` (any case, in bold, as `Final Answer:` or in Chinese) up to the
-    end of that line, or the next line with text if that line is empty, or the content of a
+    An answer is what follows `Answer:` (any case, in bold, as `Final Answer:` or in Chinese) up to
+    the end of that line, or the next line with text if that line is empty, or the content of a
     `\boxed{...}`. The last of them counts, whichever kind it is. When there is none, a last line
     that says "the answer is ..." counts. The prompts' own `Answer: $Answer` and a quoted "Answer:"
     are not answers; neither is anything before a closing `</think>`.

@@ -69,6 +69,7 @@ _REPLACEMENTS = [
         (r"\s+", " "),
     )
 ]
+_ROW_BREAK = "\x1e"
 _LEAD = re.compile(
     r"^(?:(?:so|thus|hence|therefore|and|then)[, ]+)?(?:(?:the|my|our|its|a|final|correct|answer|"
     r"value|result|solution|sum|number|total|it|this|that|which)\s+)*"
@@ -83,10 +84,12 @@ def normalize_answer(text: str) -> str:
 
     Example: `**$\text{x} = \dfrac12$.**` becomes `x = \frac{1}{2}`.
     """
-    text = text.translate(_SYMBOLS)
-    text = _unwrap(text)
+    text = _unwrap(text.translate(_SYMBOLS))
+    # The row break of a matrix is not the start of a command.
+    text = text.replace("\\\\", _ROW_BREAK)
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)
+    text = text.replace(_ROW_BREAK, "\\\\")
     text = _TRAIL.sub("", text.strip())
     before = None
     while before != text:
@@ -135,8 +138,8 @@ _NUMBER = re.compile(
 )
 _PERCENT = re.compile(r"\s*(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _KNOWN_UNITS = frozenset(
-    "m cm mm km dm nm in ft yd mi g kg mg t lb lbs oz s ms min h hr hrs l L ml mL mph kph km/h m/s W "
-    "kW J kJ V A N Pa K C F Hz GB MB USD EUR GBP RMB AM PM am pm degrees degree deg rad".split()
+    "m cm mm km dm nm in ft yd mi g kg mg t lb lbs oz s ms min h hr hrs l L ml mL mph kph km/h m/s "
+    "W kW J kJ V A N Pa K C F Hz GB MB USD EUR GBP RMB AM PM am pm degrees degree deg rad".split()
 )
 # Words that make another statement of a number than that it is the answer.
 _DENIED = frozenset(
@@ -150,6 +153,7 @@ _DENIED = frozenset(
 )
 _DENIED_CJK = set("或和到至万億亿百千十不非除约减加乘")
 _WORD = re.compile(r"[A-Za-zµΩ][A-Za-zµΩ'’]*")
+_PLAIN_WORDS = re.compile(r"(?:[A-Za-z]+(?:['’-][A-Za-z]+)*|[\s,.;:!?()\"]|[\u4e00-\u9fff])*")
 _UNIT = re.compile(
     r"[A-Za-zµΩ][A-Za-zµΩ'’]*\.?(?:\^?\{?[-]?[1-4]\}?)?"
     r"(?:(?:\s*/\s*|\s*\\cdot\s*|[\s-]+)[A-Za-zµΩ][A-Za-zµΩ'’]*\.?(?:\^?\{?[-]?[1-4]\}?)?){0,5}"
@@ -238,25 +242,25 @@ def _equation_value(text: str) -> Number | None:
 
 
 def _number_in_words(text: str) -> Number | None:
-    """The only number of a sentence in plain words."""
-    if re.search(r"[\\^_{}=<>+*/|]", text):
-        return None
-    matches = [m for m in _NUMBER.finditer(text) if m.group().strip()]
+    """The only number of a sentence in plain words, as in `She sold 34 clips`."""
+    matches = list(_NUMBER.finditer(text))
     if len(matches) != 1:
         return None
     match = matches[0]
     before, after = text[: match.start()], text[match.end() :]
-    if before and not (before[-1].isspace() or before[-1] == "("):
-        return None
-    words = _WORD.findall(before) + _WORD.findall(after)
-    if len(words) > 15 or not words or not _harmless(words) or _DENIED_CJK & set(text):
-        return None
     percent = _PERCENT.match(after)
-    rest = after[percent.end() :] if percent else after
-    unit = re.split(r"[.,;:!?()]\s*|\s+(?=in\b|of\b|for\b|because\b|since\b)", rest)[0].strip()
-    if not is_unit(unit, spaced=rest[:1].isspace()) and not (unit and len(unit.split()) > 1):
+    after = after[percent.end() :] if percent else after
+    if not _PLAIN_WORDS.fullmatch(before) or not _PLAIN_WORDS.fullmatch(after):
         return None
-    if re.match(r"\s*[A-Za-z](?![A-Za-z])", rest) and unit not in _KNOWN_UNITS:
+    first_after = _WORD.match(after)
+    if before[-1:].isalnum() or (first_after and first_after[0] not in _KNOWN_UNITS):
+        return None
+    words_after = _WORD.findall(after)
+    words = _WORD.findall(before) + words_after
+    if not 0 < len(words) <= 15 or not _harmless(words) or _DENIED_CJK & set(text):
+        return None
+    # A lone letter after a number is a variable.
+    if any(len(word) < 2 and word != "a" and word not in _KNOWN_UNITS for word in words_after):
         return None
     number = _number_of(match)
     if number is None:

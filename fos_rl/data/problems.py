@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fos_rl.config import ArithmeticData, DapoMathData, Data, DatasetData, Gsm8kData
+from fos_rl.config import (
+    ArithmeticData,
+    DapoMathData,
+    Data,
+    DatasetData,
+    Gsm8kData,
+    VowelsData,
+)
 from fos_rl.data.arithmetic import generate_arithmetic
 from fos_rl.data.tables import iterate_columns, open_table, require_column
 
@@ -91,6 +98,8 @@ def load_problems(config: Data, seed: int) -> Problems:
     match config:
         case ArithmeticData():
             return _arithmetic_problems(config, seed)
+        case VowelsData():
+            return _vowel_problems(config)
         case Gsm8kData():
             rows = _gsm8k_rows(config)
         case DapoMathData():
@@ -125,9 +134,22 @@ def _arithmetic_problems(config: ArithmeticData, seed: int) -> Problems:
         )
         for expression, value in pairs
     ]
+    return Problems(rows=problems, summary=_all_kept(problems), verifier="last_integer")
+
+
+def _vowel_problems(config: VowelsData) -> Problems:
+    problems = [
+        Problem(
+            id=f"vowels/{i}", messages=(("user", f"Say a vowel, please ({i})."),), answer="aeiou"
+        )
+        for i in range(config.num_problems)
+    ]
+    return Problems(rows=problems, summary=_all_kept(problems), verifier="has_letter_of")
+
+
+def _all_kept(problems: list[Problem]) -> ProblemCounts:
     count = len(problems)
-    counts = ProblemCounts(rows=count, duplicates=0, conflicting=0, damaged=0, kept=count)
-    return Problems(rows=problems, summary=counts, verifier="last_integer")
+    return ProblemCounts(rows=count, duplicates=0, conflicting=0, damaged=0, kept=count)
 
 
 def _gsm8k_rows(config: Gsm8kData) -> Iterator[_Row | None]:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from fos_rl.config import RewardConfig
     from fos_rl.types import FinishReason, Rollout
 
-Rule = Literal["math", "last_integer"]
+Rule = Literal["math", "last_integer", "has_letter_of"]
 VERIFIER_NAMES: dict[Rule, str] = {
     "math": f"fos_rl.math/1 (math-verify {version('math-verify')})",
     "last_integer": "fos_rl.last_integer/1",
+    "has_letter_of": "fos_rl.has_letter_of/1",
 }
 """Name and version of each rule, recorded with a run. A changed verdict is a new version."""
 VERIFIER = VERIFIER_NAMES["math"]
@@ -61,9 +62,17 @@ def verify_last_integer(response: str, gold: str, finish_reason: "FinishReason" 
     return float(bool(numbers) and Fraction(numbers[-1].replace(",", "")) == Fraction(gold))
 
 
+def verify_has_letter_of(
+    response: str, letters: str, finish_reason: "FinishReason" = "stop"
+) -> float:
+    """1.0 if any of `letters` is in the response, finished or not: a task for smoke runs."""
+    return float(any(letter in response.lower() for letter in letters))
+
+
 RULES: dict[Rule, Callable[[str, str, "FinishReason"], float]] = {
     "math": verify,
     "last_integer": verify_last_integer,
+    "has_letter_of": verify_has_letter_of,
 }
 
 

@@ -84,10 +84,15 @@ def write_tiny_model(family: str, folder: str | Path, seed: int = 0) -> Path:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     _write_tokenizer(folder)
     spec = ModelSpec(architecture=parse_architecture(config))
-    shapes = hf_weight_shapes(spec)
-    weights = {name: _random_weight(name, shape, seed) for name, shape in shapes.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tiny_weights(spec, seed), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def tiny_weights(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
+    """bf16 weights by Hugging Face name; each depends on the seed and its own name only."""
+    shapes = hf_weight_shapes(spec)
+    tied = spec.architecture.tie_word_embeddings
+    return {name: _random_weight(name, shape, seed, tied) for name, shape in shapes.items()}
 
 
 def tiny_config(family: str) -> dict[str, Any]:
@@ -100,19 +105,30 @@ def tiny_config(family: str) -> dict[str, Any]:
     return {**_COMMON, **_FAMILIES[family]}
 
 
-def _random_weight(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """Scales that keep activations near 1 and logits near a standard deviation of 2, so that
-    sampling at temperature 1 is neither uniform nor greedy."""
+def _random_weight(name: str, shape: torch.Size, seed: int, tied: bool) -> Tensor:
+    """Scales as in a trained model rather than at initialisation, where they matter for noise.
+
+    Logits have a standard deviation near 1.4, so that sampling at temperature 1 is neither uniform
+    nor greedy; projections into the residual stream are scaled by 1 / sqrt(2 layers) as GPT-2's;
+    the router is sharp enough that two experts rarely tie to within bf16's noise.
+    """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
     noise = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
     if name.endswith("norm.weight"):
-        noise = 1 + 0.1 * noise
-    elif name in ("model.embed_tokens.weight", "lm_head.weight"):
-        noise = noise * (2.0 / shape[-1] ** 0.5)
-    else:
-        noise = noise * shape[-1] ** -0.5
-    return noise.to(torch.bfloat16)
+        return (1 + 0.1 * noise).to(torch.bfloat16)
+    if name.endswith(".bias"):
+        return (0.1 * noise).to(torch.bfloat16)
+    scale = shape[-1] ** -0.5
+    if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and tied):
+        scale *= 1.4
+    elif name == "model.embed_tokens.weight":
+        scale = 1.0
+    elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        scale *= (2 * _COMMON["num_hidden_layers"]) ** -0.5
+    elif name.endswith("mlp.gate.weight"):
+        scale *= 4.0
+    return (noise * scale).to(torch.bfloat16)
 
 
 def _write_tokenizer(folder: Path) -> None:

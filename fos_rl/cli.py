@@ -1,0 +1,89 @@
+"""The command line: `fos-rl train` and `fos-rl explain`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fos_rl.config import load_config
+
+_TRAIN_HELP = """\
+Train a model with GRPO as a TOML file describes it.
+
+  fos-rl train configs/demo.toml
+  fos-rl train configs/demo.toml --set trainer.lr=3e-6 --set rollout.group_size=4
+  fos-rl train configs/demo.toml --dry-run      check everything, start nothing
+
+The run folder (by default runs/NAME of the config file) gets the resolved config, the
+environment, metrics.jsonl and every rollout. An existing folder is left alone: the run takes
+NAME-2, NAME-3 ..."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. A user's mistake prints its remedy and gives 2."""
+    args = _parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the run folder holds every finished step", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fos-rl", description="RL post-training for train/inference-consistent GRPO."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="run GRPO from a config file",
+        description=_TRAIN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("config", help="a TOML file; see configs/")
+    train.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="override a setting; may be given often",
+    )
+    train.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/NAME)")
+    train.add_argument("--dry-run", action="store_true", help="check everything, start nothing")
+    train.set_defaults(run=_train)
+
+    explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
+    explain.add_argument(
+        "section", nargs="?", default="", help="such as trainer or model.precision"
+    )
+    explain.set_defaults(run=_explain)
+    return parser
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = load_config(args.config, args.overrides)
+    # Only now the heavy imports: a wrong config answers at once.
+    from fos_rl.launch import planned, train
+
+    if args.dry_run:
+        with planned(config) as plan:
+            print("\n".join(plan.notes))
+        print("dry run: everything checked, nothing started")
+        return 0
+    train(config, args.out or Path("runs") / Path(args.config).stem)
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from fos_rl.explain import explain
+
+    print(explain(args.section))
+    return 0

@@ -1,0 +1,290 @@
+"""The only `import ray`: actors, where they run, and what happens when one does not answer."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.exceptions
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fos_rl.config import RunConfig
+from fos_rl.spec import ModelSpec, contract_difference
+from fos_rl.types import Prompt, Rollout, StepResult, TrainBatch
+
+# OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
+# vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
+# usage report, warnings only, and torch's own sampler, whose log-probs do not depend on a package.
+_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """GPUs of each host; `colocated` hosts share one and take turns."""
+
+    trainer_gpus: int
+    generator_gpus: int
+    colocated: bool
+
+    def describe(self) -> str:
+        if self.trainer_gpus == self.generator_gpus == 0:
+            return "trainer and generator on the CPU"
+        if self.colocated:
+            return "trainer and generator share one GPU"
+        where = {0: "the CPU", 1: "a GPU of its own"}
+        return f"trainer on {where[self.trainer_gpus]}, generator on {where[self.generator_gpus]}"
+
+
+def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
+    """Where the hosts run: a GPU each, one shared, or the CPU.
+
+    Raises:
+        ValueError: when a host asks for more GPUs than there are.
+    """
+    wanted = {"trainer": config.trainer.num_gpus, "generator": config.generator.num_gpus}
+    for host, gpus in wanted.items():
+        if gpus != "auto" and gpus > available_gpus:
+            raise ValueError(
+                f"{host}.num_gpus = {gpus}: only {available_gpus} GPUs are available; set it to "
+                f"{available_gpus} or leave it out to use what is there"
+            )
+    gpus = {host: min(1, available_gpus) if n == "auto" else n for host, n in wanted.items()}
+    return Placement(
+        trainer_gpus=gpus["trainer"],
+        generator_gpus=gpus["generator"],
+        colocated=sum(gpus.values()) > available_gpus,
+    )
+
+
+class TrainerActor:
+    """GrpoTrainer in a Ray actor."""
+
+    def __init__(
+        self, spec: ModelSpec, folder: str, config: RunConfig, device: str, threads: int
+    ) -> None:
+        import torch
+
+        from fos_rl.trainer.trainer import GrpoTrainer
+
+        torch.set_num_threads(threads)
+        self.trainer = GrpoTrainer(
+            spec,
+            Path(folder),
+            config.rollout,
+            config.algorithm,
+            config.trainer,
+            torch.device(device),
+        )
+
+    def contract(self) -> dict[str, object]:
+        return self.trainer.contract()
+
+    def step(self, batch: TrainBatch) -> StepResult:
+        return self.trainer.step(batch)
+
+    def policy_version(self) -> int:
+        return self.trainer.policy_version
+
+    def weight_checksums(self) -> dict[str, int]:
+        return self.trainer.weight_checksums()
+
+    def export_weights(self) -> Iterator[dict[str, np.ndarray]]:
+        yield from self.trainer.export_weights()
+
+
+class GeneratorActor:
+    """VllmGenerator in an async Ray actor: many calls in flight."""
+
+    def __init__(self, spec: ModelSpec, folder: str, config: RunConfig, device: Any) -> None:
+        from fos_rl.generator.engine import VllmGenerator
+
+        self.generator = VllmGenerator(spec, Path(folder), config.rollout, config.generator, device)
+
+    async def contract(self) -> dict[str, object]:
+        return self.generator.contract()
+
+    async def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
+        return await self.generator.generate(prompts, seed)
+
+    async def begin_weight_sync(self) -> None:
+        await self.generator.begin_weight_sync()
+
+    async def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
+        await self.generator.load_weight_bucket(bucket)
+
+    async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
+        await self.generator.finish_weight_sync(policy_version, checksums)
+
+
+class Cluster:
+    """Both hosts, started and checked; use as a context manager so that nothing outlives the run.
+
+    Raises:
+        ValueError: when the hosts were built with different contracts, with the fields that differ.
+        RuntimeError: naming the actor and the call that failed or did not answer in time.
+    """
+
+    def __init__(self, config: RunConfig, spec: ModelSpec, folder: Path, placement: Placement):
+        self.config = config
+        self._own_ray = config.cluster.address == "local"
+        self._group = None
+        try:
+            self._start(spec, folder, placement)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, spec: ModelSpec, folder: Path, placement: Placement) -> None:
+        _init_ray(self.config)
+        share = 0.5 if placement.colocated else 1.0
+        bundles = [
+            {"CPU": 1.0, "GPU": placement.trainer_gpus * share},
+            {"CPU": 1.0, "GPU": placement.generator_gpus * share},
+        ]
+        bundles = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
+        self._group = placement_group(bundles, strategy="PACK")
+        self._get("cluster", "placement", self._group.ready(), self.config.cluster.start_timeout_s)
+        cores = int(ray.available_resources().get("CPU", 0)) + 2
+        self.trainer = self._actor(
+            TrainerActor,
+            0,
+            bundles[0],
+            self.config.trainer.num_threads or cores,
+            spec,
+            str(folder),
+            self.config,
+            "cuda" if placement.trainer_gpus else "cpu",
+            self.config.trainer.num_threads or cores,
+        )
+        self.generator = self._actor(
+            GeneratorActor,
+            1,
+            bundles[1],
+            self.config.generator.num_threads or cores,
+            spec,
+            str(folder),
+            self.config,
+            "cuda" if placement.generator_gpus else "cpu",
+        )
+        timeout = self.config.cluster.start_timeout_s
+        ours = self._get("trainer", "start", self.trainer.contract.remote(), timeout)
+        theirs = self._get("generator", "start", self.generator.contract.remote(), timeout)
+        if different := contract_difference(ours, theirs):
+            raise ValueError(
+                "trainer and generator were built with different contracts (trainer != generator): "
+                + "; ".join(different)
+            )
+
+    def _actor(self, cls: type, index: int, bundle: dict, threads: int, *args: object) -> Any:
+        return (
+            ray.remote(cls)
+            .options(
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=self._group, placement_group_bundle_index=index
+                ),
+                runtime_env={"env_vars": {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}},
+            )
+            .remote(*args)
+        )
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the actors, and Ray itself where this run started it."""
+        for name in ("generator", "trainer"):
+            if actor := getattr(self, name, None):
+                ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._own_ray:
+            ray.shutdown()
+
+    # The loop's verbs.
+
+    def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
+        return self._get("generator", "generate", self.generator.generate.remote(prompts, seed))
+
+    def step(self, batch: TrainBatch) -> StepResult:
+        return self._get("trainer", "step", self.trainer.step.remote(batch))
+
+    def sync_weights(self) -> None:
+        """Stream the trainer's bf16 weights into the generator and compare every checksum."""
+        begin = self.generator.begin_weight_sync.remote()
+        self._get("generator", "begin_weight_sync", begin)
+        stream = self.trainer.export_weights.options(
+            num_returns="streaming", _generator_backpressure_num_objects=2
+        )
+        for bucket in stream.remote():
+            load = self.generator.load_weight_bucket.remote(bucket)
+            self._get("generator", "load_weight_bucket", load)
+        finish = self.generator.finish_weight_sync.remote(
+            self.trainer.policy_version.remote(), self.trainer.weight_checksums.remote()
+        )
+        self._get("generator", "finish_weight_sync", finish)
+
+    def _get(self, actor: str, call: str, ref: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = timeout_s or self.config.cluster.call_timeout_s
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            raise RuntimeError(
+                f"{actor} did not answer {call} within {timeout_s:.0f} s; its logs are in "
+                f"{_log_folder()}; raise cluster.call_timeout_s (start: cluster.start_timeout_s) "
+                "if it was only slow"
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            if isinstance(cause, ValueError):
+                raise cause from error
+            raise RuntimeError(f"{actor} failed in {call}: {cause}") from error
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError(
+                f"{actor} died during {call}; its logs are in {_log_folder()}: {error}"
+            ) from error
+
+
+def _init_ray(config: RunConfig) -> None:
+    if ray.is_initialized():
+        return
+    if config.cluster.address == "local":
+        cores = os.cpu_count() or 1
+        ray.init(
+            # Two actors of one CPU each, whatever the machine has.
+            num_cpus=max(2, cores),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            # Weights travel in two buckets of 64 MiB at most; the rest is small.
+            object_store_memory=512 << 20,
+        )
+    else:
+        ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
+
+
+def cluster_gpus(config: RunConfig) -> int:
+    """GPUs of a running cluster."""
+    _init_ray(config)
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _log_folder() -> str:
+    node = getattr(ray._private.worker, "_global_node", None)
+    return node.get_logs_dir_path() if node else "Ray's session folder"

@@ -1,0 +1,244 @@
+"""The generator: vLLM's V1 engine in this process, stepped by an asyncio task.
+
+Requests are added while others decode; weights are replaced between two engine steps.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.engine.arg_utils import EngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from fos_rl.config import GeneratorConfig, RolloutConfig
+from fos_rl.generator import vllm_model
+from fos_rl.model.checksum import checksum_differences
+from fos_rl.spec import ModelSpec
+from fos_rl.types import FinishReason, Prompt, Rollout
+
+T = TypeVar("T")
+
+# vLLM reports more endings than the policy distinguishes; all others ended early.
+_FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class VllmGenerator:
+    """Samples rollouts with the shared decoder; holds the weights of one policy version.
+
+    It starts with random weights: nothing is sampled before the first sync.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model_folder: Path,
+        rollout: RolloutConfig,
+        config: GeneratorConfig,
+        device: Literal["cpu", "cuda"],
+    ) -> None:
+        self.spec = spec
+        self.rollout = rollout
+        self.policy_version = -1
+        self._checksums: dict[str, int] = {}
+        self._request_ids = itertools.count()
+        self._pending: list[tuple[str, Prompt, SamplingParams]] = []
+        self._futures: dict[str, asyncio.Future[RequestOutput]] = {}
+        self._stepper: asyncio.Task[None] | None = None
+        self._engine_lock: asyncio.Lock | None = None
+        # One thread makes every engine call: OpenMP keeps a team of threads per calling thread.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
+        self._engine = self._thread.submit(
+            _build_engine, spec, model_folder, rollout, config, device
+        ).result()
+
+    def contract(self) -> dict[str, object]:
+        return self.spec.contract()
+
+    async def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
+        """`group_size` rollouts a prompt; the same prompts and seed sample the same tokens.
+
+        Raises:
+            RuntimeError: before the first weight sync.
+        """
+        if self.policy_version < 0:
+            raise RuntimeError("generate called before the first weight sync")
+        groups = await asyncio.gather(
+            *(
+                self._generate_group(prompt, seed * 1_000_003 + index)
+                for index, prompt in enumerate(prompts)
+            )
+        )
+        return list(groups)
+
+    async def _generate_group(self, prompt: Prompt, seed: int) -> list[Rollout]:
+        size = self.rollout.group_size
+        return list(
+            await asyncio.gather(*(self._sample(prompt, seed * 4093 + i) for i in range(size)))
+        )
+
+    async def _sample(self, prompt: Prompt, seed: int) -> Rollout:
+        version = self.policy_version
+        params = SamplingParams(
+            temperature=self.rollout.temperature,
+            max_tokens=self.rollout.max_new_tokens,
+            seed=seed % (1 << 62),
+            # 0 asks for the sampled token's log-prob and no alternatives.
+            logprobs=0,
+        )
+        completion = (await self._request(prompt, params)).outputs[0]
+        assert completion.logprobs is not None
+        return Rollout(
+            prompt_id=prompt.id,
+            prompt_ids=list(prompt.token_ids),
+            response_ids=list(completion.token_ids),
+            log_probs=[
+                entry[token].logprob
+                for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+            ],
+            finish_reason=_FINISH_REASONS.get(completion.finish_reason, "abort"),
+            policy_version=version,
+            text=completion.text,
+        )
+
+    async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        request_id = str(next(self._request_ids))
+        self._futures[request_id] = asyncio.get_running_loop().create_future()
+        self._pending.append((request_id, prompt, params))
+        if self._stepper is None or self._stepper.done():
+            self._stepper = asyncio.create_task(self._step_until_idle())
+        return await self._futures[request_id]
+
+    async def _step_until_idle(self) -> None:
+        try:
+            while self._futures:
+                async with self._lock:
+                    outputs = await self._in_engine_thread(self._step)
+                for output in outputs:
+                    self._futures.pop(output.request_id).set_result(output)
+                # Let new requests and weight updates in between two steps.
+                await asyncio.sleep(0)
+        except Exception as error:
+            # Every waiting request learns why the engine stopped.
+            for future in self._futures.values():
+                future.set_exception(error)
+            self._futures.clear()
+
+    def _step(self) -> list[RequestOutput]:
+        """One engine step over everything requested so far; returns what finished."""
+        pending, self._pending = self._pending, []
+        for request_id, prompt, params in pending:
+            self._engine.add_request(
+                request_id, TokensPrompt(prompt_token_ids=prompt.token_ids), params
+            )
+        return [output for output in self._engine.step() if output.finished]
+
+    def close(self) -> None:
+        """Free the engine, so that another can be built in this process."""
+        self._thread.submit(self._shut_down).result()
+        self._thread.shutdown()
+
+    def _shut_down(self) -> None:
+        self._engine.engine_core.shutdown()
+        del self._engine
+        cleanup_dist_env_and_memory()
+
+    # Weight sync: begin, buckets, finish; the lock keeps engine steps out of a half-loaded model.
+
+    async def begin_weight_sync(self) -> None:
+        """Close the gate for engine steps; ValueError names weights changed since the last sync."""
+        await self._lock.acquire()
+        try:
+            if self.policy_version >= 0:
+                actual = await self._rpc("weight_checksums")
+                changed = checksum_differences(actual, self._checksums)
+                if changed:
+                    raise ValueError(
+                        "generator weights changed behind the sync's back since policy version "
+                        f"{self.policy_version}: {', '.join(changed[:5])}"
+                    )
+            # Until finish, the model is half old and half new and must not sample.
+            self.policy_version = -1
+            await self._rpc("begin_weight_sync")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
+        await self._rpc("load_weight_bucket", bucket)
+
+    async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
+        """Compare every tensor with the trainer's checksum and drop cached keys and values.
+
+        Raises:
+            ValueError: naming the tensors that are missing or differ.
+        """
+        try:
+            loaded = await self._rpc("finish_weight_sync")
+            wrong = checksum_differences(loaded, checksums)
+            if wrong:
+                raise ValueError(
+                    f"weight sync to policy version {policy_version}: {len(wrong)} tensors differ "
+                    f"from the trainer's: {', '.join(wrong[:5])}"
+                )
+            await self._in_engine_thread(self._reset_prefix_cache)
+            self._checksums = loaded
+            self.policy_version = policy_version
+        finally:
+            self._lock.release()
+
+    def _reset_prefix_cache(self) -> None:
+        # Cached keys and values are of the old weights.
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM refused to reset its prefix cache: requests are running")
+
+    @property
+    def _lock(self) -> asyncio.Lock:
+        if self._engine_lock is None:
+            self._engine_lock = asyncio.Lock()
+        return self._engine_lock
+
+    async def _rpc(self, method: str, *args: object) -> Any:
+        """Call a WeightSyncWorker method on the (single) vLLM rank."""
+        [result] = await self._in_engine_thread(
+            lambda: self._engine.collective_rpc(method, args=args)
+        )
+        return result
+
+    def _in_engine_thread(self, call: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def _build_engine(
+    spec: ModelSpec,
+    model_folder: Path,
+    rollout: RolloutConfig,
+    config: GeneratorConfig,
+    device: Literal["cpu", "cuda"],
+) -> LLMEngine:
+    vllm_model.register()
+    graphs = config.cuda_graphs and device == "cuda"
+    arguments = EngineArgs(
+        model=str(model_folder),
+        # Every weight arrives through the sync; loading the folder's would only hide a missing one.
+        load_format="dummy",
+        hf_overrides={"architectures": [vllm_model.ARCHITECTURE]},
+        additional_config={vllm_model.SPEC_KEY: spec.model_dump(mode="json")},
+        worker_extension_cls="fos_rl.generator.weight_sync.WeightSyncWorker",
+        dtype=spec.precision.compute_dtype,
+        max_model_len=rollout.max_prompt_tokens + rollout.max_new_tokens,
+        max_num_seqs=config.max_num_seqs,
+        kv_cache_memory_bytes=int(config.kv_cache_gib * (1 << 30)),
+        logprobs_mode="processed_logprobs",
+        enforce_eager=not graphs,
+        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} if graphs else {},
+        disable_log_stats=True,
+    )
+    return LLMEngine.from_engine_args(arguments)

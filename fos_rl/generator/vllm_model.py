@@ -1,0 +1,86 @@
+"""The shared decoder as a vLLM model: only the inner attention is vLLM's own."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.registry import ModelRegistry
+
+from fos_rl.model.decoder import Decoder
+from fos_rl.model.hf import load_hf_weights
+from fos_rl.spec import Architecture, ModelSpec
+
+ARCHITECTURE = "FosRLForCausalLM"
+SPEC_KEY = "fos_rl_spec"
+
+
+class PagedAttention(nn.Module):
+    """vLLM's attention over its paged key-value cache, called as the decoder calls it."""
+
+    def __init__(self, architecture: Architecture, vllm_config: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        self.head_dim = architecture.head_dim
+        # vLLM finds the layer's cache by this prefix.
+        self.attn = Attention(
+            architecture.num_heads,
+            architecture.head_dim,
+            architecture.head_dim**-0.5,
+            num_kv_heads=architecture.num_kv_heads,
+            cache_config=vllm_config.cache_config,
+            prefix=prefix,
+        )
+
+    def forward(
+        self,
+        q: Float[Tensor, "tokens heads head_dim"],
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        v: Float[Tensor, "tokens kv_heads head_dim"],
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        mixed = self.attn(q.flatten(1), k.flatten(1), v.flatten(1))
+        return mixed.unflatten(-1, (-1, self.head_dim))
+
+
+class FosRLForCausalLM(nn.Module):
+    """vLLM's model interface around `Decoder`; the spec travels in vLLM's `additional_config`."""
+
+    is_text_generation_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        spec = ModelSpec.model_validate(vllm_config.additional_config[SPEC_KEY])
+        self.decoder = Decoder(
+            spec,
+            lambda layer: PagedAttention(
+                spec.architecture, vllm_config, f"{prefix}layers.{layer}.self_attn.attn"
+            ),
+        )
+
+    def embed_input_ids(self, input_ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        return self.decoder.embed(input_ids)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, " tokens"],
+        positions: Int[Tensor, " tokens"],
+        intermediate_tensors: object = None,
+        inputs_embeds: Tensor | None = None,
+        **_: object,
+    ) -> Float[Tensor, "tokens hidden"]:
+        if intermediate_tensors is not None or inputs_embeds is not None:
+            raise NotImplementedError("pipeline parallelism and input embeddings are not supported")
+        return self.decoder(input_ids, positions)
+
+    def compute_logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens v"]:
+        return self.decoder.logits(hidden)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        load_hf_weights(self.decoder, weights)
+        return {name for name, _ in self.named_parameters()}
+
+
+def register() -> None:
+    """Make the decoder known to vLLM in this process."""
+    ModelRegistry.register_model(ARCHITECTURE, FosRLForCausalLM)

@@ -1,0 +1,38 @@
+"""The generator's end of a weight sync, mixed into vLLM's worker."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fos_rl.model.checksum import named_checksums
+from fos_rl.model.transport import WeightLoader, from_wire
+
+
+class WeightSyncWorker:
+    """vLLM `worker_extension_cls`: each rank loads and sums the weights it holds.
+
+    One sync is begin, any number of buckets, finish; only finish makes the new weights valid, so a
+    tensor that never arrived is named.
+    """
+
+    model_runner: Any
+
+    @property
+    def _decoder(self) -> torch.nn.Module:
+        return self.model_runner.get_model().decoder
+
+    def begin_weight_sync(self) -> None:
+        self._loader = WeightLoader(self._decoder)
+
+    def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
+        """Copy bf16 tensors, sent as their int16 bits, into the decoder by Hugging Face name."""
+        self._loader.load((name, from_wire(array)) for name, array in bucket.items())
+
+    def finish_weight_sync(self) -> dict[str, int]:
+        """Checksums of the loaded weights; ValueError names tensors that did not arrive."""
+        self._loader.finish()
+        return self.weight_checksums()
+
+    def weight_checksums(self) -> dict[str, int]:
+        return named_checksums(self._decoder)

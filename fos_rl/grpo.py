@@ -1,0 +1,92 @@
+"""The main path: one GRPO step is six verbs, in this order, on whatever hosts it is given."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from fos_rl.config import RunConfig
+from fos_rl.groups import collate, rollout_metrics, score_groups, trainable
+from fos_rl.types import (
+    Generator,
+    Journal,
+    PromptStream,
+    Sample,
+    StepRecord,
+    Trainer,
+    Verifier,
+    WeightSync,
+)
+
+
+class NoLearningSignal(RuntimeError):
+    """Raised when no group had reward variance for `algorithm.max_zero_variance_steps` steps."""
+
+
+def grpo_steps(
+    config: RunConfig,
+    prompts: PromptStream,
+    generator: Generator,
+    verifier: Verifier,
+    trainer: Trainer,
+    sync_weights: WeightSync,
+    journal: Journal,
+    first_step: int = 0,
+) -> Iterator[StepRecord]:
+    """Train, yielding a record a step. Weights are synced before the first rollout, too."""
+    sync_weights()
+    steps_without_signal = 0
+    for step in range(first_step, config.steps):
+        times: dict[str, float] = {}
+        with timed(times, "generate"):
+            batch_prompts = prompts.batch(step)
+            groups = generator.generate(batch_prompts, seed=config.seed * 1_000_003 + step)
+        with timed(times, "reward"):
+            samples, metrics = score_groups(batch_prompts, groups, verifier, config)
+        journal.rollouts(step, samples)
+        metrics |= rollout_metrics(samples)
+        learnable = trainable(samples)
+        steps_without_signal = 0 if learnable else steps_without_signal + 1
+        if learnable:
+            batch = collate(learnable)
+            with timed(times, "train"):
+                result = trainer.step(batch)
+            journal.trainer_log_probs(step, learnable, result.log_probs)
+            with timed(times, "sync"):
+                sync_weights()
+            metrics |= result.metrics
+        metrics |= phase_metrics(times, samples, learnable)
+        yield StepRecord(step=step, metrics=metrics)
+        if steps_without_signal == config.algorithm.max_zero_variance_steps:
+            raise NoLearningSignal(_explain_no_signal(steps_without_signal, metrics))
+
+
+def _explain_no_signal(steps: int, metrics: dict[str, float]) -> str:
+    return (
+        f"no group had reward variance for {steps} steps in a row (reward/mean "
+        f"{metrics['reward/mean']:.2f}): nothing can be learned. With reward 0 the task is too "
+        "hard or the answers are not recognised (read rollouts/ in the run folder); with 1 it is "
+        "too easy. Change data, rollout.group_size or rollout.max_new_tokens, or raise "
+        "algorithm.max_zero_variance_steps"
+    )
+
+
+@contextmanager
+def timed(times: dict[str, float], phase: str) -> Iterator[None]:
+    """Record the wall-clock seconds of a phase."""
+    start = time.perf_counter()
+    yield
+    times[phase] = time.perf_counter() - start
+
+
+def phase_metrics(
+    times: dict[str, float], sampled: Sequence[Sample], trained: Sequence[Sample]
+) -> dict[str, float]:
+    """Seconds a phase, and the generator's and trainer's tokens a second."""
+    metrics = {f"time/{phase}_s": seconds for phase, seconds in times.items()}
+    metrics["time/step_s"] = sum(times.values())
+    response_tokens = sum(len(s.rollout.response_ids) for s in sampled)
+    metrics["throughput/generate_tokens_per_s"] = response_tokens / times["generate"]
+    if "train" in times:
+        tokens = sum(len(s.rollout.prompt_ids) + len(s.rollout.response_ids) for s in trained)
+        metrics["throughput/train_tokens_per_s"] = tokens / times["train"]
+    return metrics

@@ -1,0 +1,231 @@
+"""The trainer: fp32 masters, one forward and backward over packed micro-batches, AdamW."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
+from fos_rl.model.attention import PackedSequences, packed_attention
+from fos_rl.model.checksum import named_checksums
+from fos_rl.model.decoder import Decoder
+from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights
+from fos_rl.model.transport import to_wire
+from fos_rl.spec import ModelSpec
+from fos_rl.trainer.log_probs import token_log_probs
+from fos_rl.trainer.losses import PolicyLoss, policy_loss, token_weights
+from fos_rl.trainer.masters import Masters
+from fos_rl.trainer.mismatch import mismatch_metrics
+from fos_rl.trainer.packing import MicroBatch, pack
+from fos_rl.types import StepResult, TrainBatch
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class GrpoTrainer:
+    """Learns from one batch a step and hands out the weights to sync.
+
+    `policy_version` counts finished steps; version 0 is the loaded model.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model_folder: Path,
+        rollout: RolloutConfig,
+        algorithm: AlgorithmConfig,
+        config: TrainerConfig,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec
+        self.rollout = rollout
+        self.algorithm = algorithm
+        self.config = config
+        self.device = device
+        self.policy_version = 0
+        self._sequences = PackedSequences()
+        with torch.device(device):
+            self.decoder = Decoder(spec, packed_attention(self._sequences))
+        # The masters start from the file's own precision, before the working copy is rounded.
+        self.decoder.to(torch.float32)
+        load_hf_weights(self.decoder, read_weights(model_folder))
+        self.masters = Masters(self.decoder, DTYPES[spec.precision.compute_dtype])
+        self.optimizer = torch.optim.AdamW(
+            list(self.masters),
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        self._updates = 0
+
+    def contract(self) -> dict[str, object]:
+        return self.spec.contract()
+
+    def step(self, batch: TrainBatch) -> StepResult:
+        """Measure the mismatch, then make the step's optimizer updates."""
+        sums = MetricSums()
+        log_probs: list[Tensor] = []
+        if self.algorithm.minibatches > 1:
+            # Later updates change the policy: everything is scored before the first one.
+            log_probs = list(self._score(batch))
+        before = [*log_probs]
+        for minibatch in np.array_split(np.arange(batch.num_sequences), self._num_updates(batch)):
+            scored = self._update(batch, minibatch.tolist(), log_probs, sums)
+            if self.algorithm.minibatches == 1:
+                before = scored
+        self.policy_version += 1
+        arrays = [values.cpu().numpy() for values in before]
+        return StepResult(
+            policy_version=self.policy_version,
+            metrics={
+                **sums.means(),
+                **mismatch_metrics(arrays, batch.generator_log_probs),
+                "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
+                "policy/version": float(self.policy_version),
+                "trainer/lr": self.optimizer.param_groups[0]["lr"],
+            },
+            log_probs=arrays,
+        )
+
+    def _num_updates(self, batch: TrainBatch) -> int:
+        return min(self.algorithm.minibatches, batch.num_sequences)
+
+    def _update(
+        self, batch: TrainBatch, sequences: list[int], before: list[Tensor], sums: "MetricSums"
+    ) -> list[Tensor]:
+        """One optimizer update; returns the sequences' log-probs under the weights before it."""
+        weights = self._token_weights(batch, sequences)
+        scored: list[Tensor] = []
+        for microbatch in pack(batch, sequences, self.config.microbatch_tokens, self.device):
+            log_probs, entropy = self._forward(microbatch)
+            result = policy_loss(
+                log_probs,
+                self._old_log_probs(microbatch, log_probs, before),
+                microbatch.advantages,
+                torch.cat([weights[i] for i in microbatch.sequences]).to(self.device),
+                clip_low=self.algorithm.clip_low,
+                clip_high=self.algorithm.clip_high,
+            )
+            result.loss.backward()
+            scored += log_probs.detach().split(microbatch.response_lengths)
+            sums.add(result, entropy)
+        sums.update_done(self._apply_gradients())
+        return scored
+
+    def _token_weights(self, batch: TrainBatch, sequences: list[int]) -> dict[int, Tensor]:
+        """Each token's share of the loss; 0 where the generator's log-prob is not finite."""
+        masks = [np.isfinite(batch.generator_log_probs[i]) for i in sequences]
+        weights = token_weights(
+            masks,
+            aggregation=self.algorithm.aggregation,
+            max_new_tokens=self.rollout.max_new_tokens,
+        )
+        return {i: torch.from_numpy(w) for i, w in zip(sequences, weights, strict=True)}
+
+    def _old_log_probs(
+        self, microbatch: MicroBatch, log_probs: Tensor, before: list[Tensor]
+    ) -> Tensor:
+        """The ratio's denominator: the generator's log-probs, or the trainer's before the step."""
+        if self.algorithm.ratio == "bypass":
+            return microbatch.generator_log_probs
+        if before:
+            return torch.cat([before[i] for i in microbatch.sequences])
+        return log_probs.detach()
+
+    def _forward(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs (with gradient) and entropies of a micro-batch's response tokens."""
+        self._sequences.set(microbatch.lengths)
+        hidden = self.decoder(microbatch.token_ids, microbatch.positions)
+        return token_log_probs(
+            self.decoder.logits,
+            hidden[microbatch.predicted_from],
+            microbatch.targets,
+            self.rollout.temperature,
+            self.config.log_prob_chunk_tokens,
+        )
+
+    @torch.no_grad()
+    def _score(self, batch: TrainBatch) -> Iterator[Tensor]:
+        """Each sequence's log-probs under the current weights."""
+        order = range(batch.num_sequences)
+        for microbatch in pack(batch, order, self.config.microbatch_tokens, self.device):
+            log_probs, _ = self._forward(microbatch)
+            yield from log_probs.split(microbatch.response_lengths)
+
+    def _apply_gradients(self) -> float:
+        """Clip, step, publish; returns the gradient norm before clipping."""
+        self._updates += 1
+        warmup = min(1.0, self._updates / max(1, self.config.warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * warmup
+        norm = torch.nn.utils.clip_grad_norm_(list(self.masters), self.config.max_grad_norm)
+        if math.isfinite(float(norm)):
+            self.optimizer.step()
+            self.masters.publish()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    # Weight sync.
+
+    def export_weights(self, bucket_bytes: int = 64 << 20) -> Iterator[dict[str, np.ndarray]]:
+        """The bf16 weights by Hugging Face name, as int16 bits, in buckets of about that size."""
+        bucket: dict[str, np.ndarray] = {}
+        size = 0
+        for name, tensor in named_hf_weights(self.decoder):
+            bucket[name] = to_wire(tensor)
+            size += bucket[name].nbytes
+            if size >= bucket_bytes:
+                yield bucket
+                bucket, size = {}, 0
+        if bucket:
+            yield bucket
+
+    def weight_checksums(self) -> dict[str, int]:
+        return named_checksums(self.decoder)
+
+
+@dataclass(slots=True)
+class MetricSums:
+    """Sums over micro-batches that become a step's means."""
+
+    loss: float = 0.0
+    tokens: float = 0.0
+    clipped: float = 0.0
+    out_of_band: float = 0.0
+    ratio: float = 0.0
+    entropy: float = 0.0
+    entropy_tokens: int = 0
+    grad_norms: list[float] = field(default_factory=list)
+
+    def add(self, result: PolicyLoss, entropy: Tensor) -> None:
+        self.loss += float(result.loss.detach())
+        self.tokens += float(result.num_tokens)
+        self.clipped += float(result.num_clipped)
+        self.out_of_band += float(result.num_out_of_band)
+        self.ratio += float(result.ratio_sum)
+        self.entropy += float(entropy.sum())
+        self.entropy_tokens += entropy.numel()
+
+    def update_done(self, grad_norm: float) -> None:
+        self.grad_norms.append(grad_norm)
+
+    def means(self) -> dict[str, float]:
+        """Per token, but for the loss and the gradient norm, which are per update."""
+        metrics = {"loss/policy": self.loss / len(self.grad_norms)}
+        if self.tokens:
+            metrics["loss/ratio/mean"] = self.ratio / self.tokens
+            metrics["loss/clip_frac"] = self.clipped / self.tokens
+            metrics["loss/out_of_band_frac"] = self.out_of_band / self.tokens
+        if self.entropy_tokens:
+            metrics["policy/entropy"] = self.entropy / self.entropy_tokens
+        finite = [norm for norm in self.grad_norms if math.isfinite(norm)]
+        if finite:
+            metrics["trainer/grad_norm"] = sum(finite) / len(finite)
+        if len(finite) < len(self.grad_norms):
+            metrics["trainer/skipped_updates"] = float(len(self.grad_norms) - len(finite))
+        return metrics

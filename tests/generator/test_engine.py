@@ -1,0 +1,125 @@
+"""The generator against the trainer: real vLLM with the shared decoder, both in this process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from fos_rl.spec import Bf16
+from tests.hosts import Hosts, batch_of, hosts, random_prompts
+
+FAMILIES = ["llama", "qwen3", "qwen3_moe"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def fp32_pair(request, tmp_path_factory) -> Iterator[Hosts]:
+    with hosts(request.param, tmp_path_factory.mktemp("model")) as pair:
+        pair.sync()
+        yield pair
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_agree_in_fp32(fp32_pair: Hosts, temperature: float) -> None:
+    """Bound of the issue: 1e-4. Different orders of fp32 additions leave some 1e-6."""
+    fp32_pair.set_temperature(temperature)
+    rollouts = fp32_pair.generate(random_prompts(6))
+    assert sum(len(r.response_ids) for r in rollouts) > 300
+    metrics = fp32_pair.trainer.step(batch_of(rollouts)).metrics
+    assert metrics["mismatch/log_prob_abs_diff/max"] < 1e-4
+    fp32_pair.sync()
+
+
+def test_sampling_depends_on_the_seed_alone(fp32_pair: Hosts) -> None:
+    prompts = random_prompts(3)
+    first, again = fp32_pair.generate(prompts, 7), fp32_pair.generate(prompts, 7)
+    other = fp32_pair.generate(prompts, 8)
+    assert [r.response_ids for r in first] == [r.response_ids for r in again]
+    assert [r.response_ids for r in first] != [r.response_ids for r in other]
+    # The members of a group differ, too.
+    assert len({tuple(r.response_ids) for r in first[:4]}) > 1
+
+
+def test_rollouts_say_how_they_ended(fp32_pair: Hosts) -> None:
+    for rollout in fp32_pair.generate(random_prompts(6), 3):
+        assert rollout.policy_version == fp32_pair.trainer.policy_version
+        assert len(rollout.log_probs) == len(rollout.response_ids)
+        if rollout.finish_reason == "length":
+            assert len(rollout.response_ids) == 32
+        else:
+            assert rollout.finish_reason == "stop"
+            assert rollout.response_ids[-1] == 259
+
+
+def test_a_weight_changed_behind_the_sync_is_named(fp32_pair: Hosts) -> None:
+    def change(model) -> None:
+        model.decoder.model.layers[1].self_attn.v_proj.weight.data[0, 0] += 1e-3
+
+    fp32_pair.generator._engine.apply_model(change)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.v_proj\.weight"):
+        fp32_pair.sync()
+    # The generator refuses to sample from weights it cannot vouch for, until a full sync.
+    fp32_pair.generator.policy_version = -1
+    with pytest.raises(RuntimeError, match="before the first weight sync"):
+        fp32_pair.generate(random_prompts(1))
+    fp32_pair.sync()
+
+
+def test_a_tensor_that_never_arrives_is_named(fp32_pair: Hosts) -> None:
+    async def partial_sync() -> None:
+        generator, trainer = fp32_pair.generator, fp32_pair.trainer
+        await generator.begin_weight_sync()
+        for bucket in trainer.export_weights():
+            bucket.pop("model.norm.weight", None)
+            await generator.load_weight_bucket(bucket)
+        await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
+
+    with pytest.raises(ValueError, match=r"model\.norm\.weight"):
+        fp32_pair.loop.run_until_complete(partial_sync())
+    fp32_pair.sync()
+
+
+def test_a_wrong_tensor_is_named(fp32_pair: Hosts) -> None:
+    async def wrong_sync() -> None:
+        generator, trainer = fp32_pair.generator, fp32_pair.trainer
+        await generator.begin_weight_sync()
+        for bucket in trainer.export_weights():
+            if "model.embed_tokens.weight" in bucket:
+                wrong = bucket["model.embed_tokens.weight"].copy()
+                wrong[3, 3] ^= 1
+                bucket["model.embed_tokens.weight"] = wrong
+            await generator.load_weight_bucket(bucket)
+        await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
+
+    with pytest.raises(ValueError, match=r"1 tensors differ.*model\.embed_tokens\.weight"):
+        fp32_pair.loop.run_until_complete(wrong_sync())
+    fp32_pair.sync()
+
+
+def _step_and_mismatch(pair: Hosts) -> float:
+    """Mismatch of prompts that were cached before a large update."""
+    prompts = random_prompts(4)
+    pair.trainer.step(batch_of(pair.generate(prompts)))
+    pair.sync()
+    fresh = pair.trainer.step(batch_of(pair.generate(prompts, 1))).metrics
+    pair.sync()
+    return fresh["mismatch/log_prob_abs_diff/max"]
+
+
+def test_prefix_cache_is_reset_at_every_sync(fp32_pair: Hosts, monkeypatch) -> None:
+    """The same prompts again after an update; keys and values of the old weights would answer."""
+    assert _step_and_mismatch(fp32_pair) < 1e-4
+    monkeypatch.setattr(LLMEngine, "reset_prefix_cache", lambda *_: True)
+    assert _step_and_mismatch(fp32_pair) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_agree_in_bf16(family, tmp_path: Path) -> None:
+    """Bound of the issue: mean 0.02, over more than 300 tokens."""
+    with hosts(family, tmp_path, precision=Bf16(compute_dtype="bfloat16")) as pair:
+        pair.sync()
+        rollouts = pair.generate(random_prompts(6))
+        metrics = pair.trainer.step(batch_of(rollouts)).metrics
+    assert np.isfinite(metrics["mismatch/log_prob_abs_diff/max"])
+    assert 1e-5 < metrics["mismatch/log_prob_abs_diff/mean"] < 0.02

@@ -1,0 +1,113 @@
+"""Both hosts in one process, for tests of what they compute: real vLLM, no Ray."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fos_rl.config import (
+    AlgorithmConfig,
+    GeneratorConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from fos_rl.generator.engine import VllmGenerator
+from fos_rl.model.hf import read_architecture
+from fos_rl.model.tiny import write_tiny_model
+from fos_rl.spec import Bf16, Family, ModelSpec, Precision
+from fos_rl.trainer.trainer import GrpoTrainer
+from fos_rl.types import Prompt, Rollout, TrainBatch
+
+
+class Hosts:
+    """A trainer and a generator of one tiny random model, synced on request."""
+
+    def __init__(
+        self,
+        folder: Path,
+        precision: Precision,
+        rollout: RolloutConfig,
+        algorithm: AlgorithmConfig,
+        trainer: TrainerConfig,
+    ) -> None:
+        spec = ModelSpec(architecture=read_architecture(folder), precision=precision)
+        self.loop = asyncio.new_event_loop()
+        engine = GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
+        self.generator = VllmGenerator(spec, folder, rollout, engine, "cpu")
+        self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device("cpu"))
+
+    def set_temperature(self, temperature: float) -> None:
+        for host in (self.generator, self.trainer):
+            host.rollout = host.rollout.model_copy(update={"temperature": temperature})
+
+    def sync(self) -> None:
+        self.loop.run_until_complete(self._sync())
+
+    async def _sync(self) -> None:
+        await self.generator.begin_weight_sync()
+        for bucket in self.trainer.export_weights(bucket_bytes=100_000):
+            await self.generator.load_weight_bucket(bucket)
+        await self.generator.finish_weight_sync(
+            self.trainer.policy_version, self.trainer.weight_checksums()
+        )
+
+    def generate(self, prompts: list[Prompt], seed: int = 0) -> list[Rollout]:
+        groups = self.loop.run_until_complete(self.generator.generate(prompts, seed))
+        return [rollout for group in groups for rollout in group]
+
+    def close(self) -> None:
+        self.generator.close()
+        self.loop.close()
+
+
+@contextmanager
+def hosts(
+    family: Family,
+    folder: Path,
+    *,
+    precision: Precision | None = None,
+    rollout: RolloutConfig | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    trainer: TrainerConfig | None = None,
+) -> Iterator[Hosts]:
+    pair = Hosts(
+        write_tiny_model(family, folder, seed=0),
+        precision or Bf16(compute_dtype="float32"),
+        rollout or RolloutConfig(group_size=4, max_new_tokens=32, max_prompt_tokens=512),
+        algorithm or AlgorithmConfig(),
+        trainer or TrainerConfig(lr=1e-3, microbatch_tokens=1024),
+    )
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+def random_prompts(count: int, seed: int = 0) -> list[Prompt]:
+    """Prompts of different lengths, some sharing a prefix of more than two cache blocks."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, 256, 300).tolist()
+    return [
+        Prompt(
+            id=str(i),
+            token_ids=(shared if i % 2 else []) + rng.integers(0, 256, 3 + i).tolist(),
+            text="",
+            answer="",
+        )
+        for i in range(count)
+    ]
+
+
+def batch_of(rollouts: list[Rollout], advantages: np.ndarray | None = None) -> TrainBatch:
+    """A batch of everything, with alternating advantages unless given."""
+    if advantages is None:
+        advantages = np.where(np.arange(len(rollouts)) % 2, -1.0, 1.0)
+    return TrainBatch(
+        token_ids=[np.array(r.prompt_ids + r.response_ids) for r in rollouts],
+        prompt_lengths=[len(r.prompt_ids) for r in rollouts],
+        generator_log_probs=[np.array(r.log_probs, dtype=np.float32) for r in rollouts],
+        advantages=advantages.astype(np.float32),
+    )
