@@ -16,6 +16,7 @@ _SPECIAL_TOKEN = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>"
     r"|\[(?:EOS|PAD|/?INST)\]|</?answer>"
 )
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _MARKUP = r"[*_`#]*"
 _MARKER = re.compile(
     rf"(?P<open>[\"'“‘`]?)(?<![A-Za-z])answers?\s*{_MARKUP}\s*(?:is\s*)?[:：](?P<close>[\"'”’`]?)"
@@ -46,7 +47,7 @@ def find_answer(response: str, *, complete: bool = True) -> str | None:
 
     Example: "Answer: 12\nNo.\n**Answer:** $34$" gives "$34$".
     """
-    text = response[-MAX_RESPONSE_CHARS:].replace("\r\n", "\n")
+    text = _CONTROL.sub("", response[-MAX_RESPONSE_CHARS:])
     text = _SPECIAL_TOKEN.sub("\n", text.rpartition("</think>")[2])
     start, end, closed = _last_answer(text)
     if start < 0 or not (complete or closed):
@@ -57,22 +58,22 @@ def find_answer(response: str, *, complete: bool = True) -> str | None:
 
 def _last_answer(text: str) -> tuple[int, int, bool]:
     """Start and end of the last answer and whether something closes it; start -1 for none."""
-    last = (-1, -1, False)
-    for match in _MARKER.finditer(text):
-        if match.group("open") and match.group("close"):
-            continue
-        if not _PLACEHOLDER.match(text, match.end()):
-            last = _segment(text, match.end())
-    for match in _BOXED.finditer(text):
-        if last[0] <= match.start() < last[1] or match.start() < last[0]:
-            continue
-        if not _PLACEHOLDER.match(text, match.end()):
-            last = _boxed(text, match)
-    if last[0] < 0:
+    markers = [
+        match.end()
+        for match in _MARKER.finditer(text)
+        if not (match.group("open") and match.group("close"))
+        and not _PLACEHOLDER.match(text, match.end())
+    ]
+    marked = _segment(text, markers[-1]) if markers else (-1, -1, False)
+    boxes = [m for m in _BOXED.finditer(text) if not _PLACEHOLDER.match(text, m.end())]
+    # A box on the marked line is part of that answer.
+    if boxes and boxes[-1].start() >= marked[1]:
+        return _boxed(text, boxes[-1])
+    if not markers:
         line = text.rstrip().rfind("\n") + 1
-        for match in _ANSWER_IS.finditer(text, line):
-            last = _segment(text, match.end())
-    return last
+        says = list(_ANSWER_IS.finditer(text, line))
+        return _segment(text, says[-1].end()) if says else (-1, -1, False)
+    return marked
 
 
 def _segment(text: str, start: int) -> tuple[int, int, bool]:
@@ -116,7 +117,8 @@ def _boxed(text: str, match: re.Match[str]) -> tuple[int, int, bool]:
         return match.start(), _line_end(text, end), True
     line = text.rfind("\n", 0, match.start()) + 1
     before = list(_BOXED.finditer(text, line, match.start()))
-    if before and _JOINED.fullmatch(text, match_brace(text, before[-1].end()), match.start()):
+    joined = _JOINED.match(text, match_brace(text, before[-1].end())) if before else None
+    if joined and joined.end() == match.start():
         return before[0].start(), end, True
     return match.end() + 1, end - 1, True
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fos_rl.data.normalize import (
     Number,
+    bare_number,
     is_unit,
     normalize_answer,
     parse_number,
@@ -43,7 +44,7 @@ def _equal(answer: str, gold: str, depth: int) -> bool:
         return False
     if _squeeze(answer) == _squeeze(gold):
         return True
-    gold_number = parse_number(gold)
+    gold_number = bare_number(gold)
     if gold_number is not None and not _is_list(gold):
         number = parse_number(answer)
         if number is not None:
@@ -62,6 +63,8 @@ def _equal(answer: str, gold: str, depth: int) -> bool:
 def _structures_equal(answer: str, gold: str, depth: int) -> bool:
     answer, gold = _without_unit(answer), _without_unit(gold)
     gold_assigns, answer_assigns = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
+    if gold_assigns and answer_assigns and _names_differ(answer, gold):
+        return False
     if gold_assigns and "=" not in answer:
         return _equal(answer, gold_assigns["value"].strip(), depth + 1)
     if answer_assigns and "=" not in gold:
@@ -88,6 +91,13 @@ def _structures_equal(answer: str, gold: str, depth: int) -> bool:
     if gold_parts is None and _is_several(answer):
         return False
     return _formulas_equal(answer, gold)
+
+
+def _names_differ(answer: str, gold: str) -> bool:
+    """Whether two assignments give numbers to different names, as `x = 0` and `y = 0` do."""
+    (name, _, value), (gold_name, _, gold_value) = answer.partition("="), gold.partition("=")
+    numbers = bare_number(value.strip()) and bare_number(gold_value.strip())
+    return numbers is not None and _squeeze(name) != _squeeze(gold_name)
 
 
 class _Parts:
@@ -158,6 +168,8 @@ def _thousands(text: str) -> bool:
 
 def _is_several(answer: str) -> bool:
     """Whether a reader sees more than one value, or a sentence instead of a value."""
+    if r"\begin{" in answer:
+        return False
     return bool(
         len(split_elements(answer)) > 1 or _SIDE_BY_SIDE.search(answer) or _PROSE.search(answer)
     )

@@ -168,10 +168,11 @@ def parse_number(text: str) -> Number | None:
     more than that this is the answer: `x = 5`, `5 km`, `\frac{68}{2}`, `There are 34 apples`.
     """
     text = text.strip().strip("()") if re.fullmatch(r"\([^(),]*\)", text.strip()) else text.strip()
-    return _bare_number(text) or _equation_value(text) or _number_in_words(text)
+    return bare_number(text) or _equation_value(text) or _number_in_words(text)
 
 
-def _bare_number(text: str) -> Number | None:
+def bare_number(text: str) -> Number | None:
+    """As `parse_number`, without equations and sentences."""
     text = re.sub(r"^(?:US|USD|EUR|Rs\.?|RMB)\s*(?=[\d-])", "", text)
     match = _NUMBER.match(text)
     if match is None or (number := _number_of(match)) is None:
@@ -238,7 +239,7 @@ def _equation_value(text: str) -> Number | None:
     left, equals, right = re.sub(r"\\approx", "=", text).rpartition("=")
     if not equals or re.search(r"[!<>,;]\s*$|\\neq|\\[lg]eq|[,;]", left):
         return None
-    return _bare_number(right.strip()) if _harmless(_WORD.findall(left)) else None
+    return bare_number(right.strip()) if _harmless(_WORD.findall(left)) else None
 
 
 def _number_in_words(text: str) -> Number | None:

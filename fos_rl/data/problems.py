@@ -66,10 +66,14 @@ class ProblemCounts:
 
     def __str__(self) -> str:
         return (
-            f"{self.kept:,} problems of {self.rows:,} rows; dropped {self.duplicates:,} "
-            f"duplicates, {self.conflicting:,} questions with conflicting answers, "
-            f"{self.damaged:,} damaged or empty rows"
+            f"{_count(self.kept, 'problem')} of {_count(self.rows, 'row')}; dropped "
+            f"{_count(self.duplicates, 'duplicate')}, {_count(self.conflicting, 'question')} with "
+            f"conflicting answers, {_count(self.damaged, 'damaged or empty row')}"
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

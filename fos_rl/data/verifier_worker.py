@@ -10,8 +10,6 @@ from fos_rl.data.verifiers import verify_safely
 
 # A power tower is out of memory before it is out of time; 4 GiB are far beyond an honest answer.
 _MEMORY_LIMIT_BYTES = 4 << 30
-# The caller ends a worker that is over its limit; past this one it must have died itself.
-_ORPHAN_GRACE_S = 30.0
 
 
 def main() -> None:
@@ -28,9 +26,10 @@ def main() -> None:
     _reply(replies, "ready")
     for line in sys.stdin:
         limit_s, rule, text, gold, finish_reason = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_GRACE_S)
+        # SIGPROF ends the process, in C code too, when it has used up its processor time.
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         verdict = verify_safely(rule, text, gold, finish_reason)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _reply(replies, verdict)
 
 

@@ -5,6 +5,7 @@ import json
 import queue
 import re
 import selectors
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -34,6 +35,9 @@ VERIFIER = VERIFIER_NAMES["math"]
 
 # A worker imports sympy, which takes seconds on a busy machine.
 _START_LIMIT_S = 120.0
+# The limit counts a worker's processor time, so that a busy machine changes no reward; a worker
+# that is silent for this many times as long is taken for stuck all the same.
+_WALL_FACTOR = 20
 
 
 def verify(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
@@ -77,7 +81,7 @@ RULES: dict[Rule, Callable[[str, str, "FinishReason"], float]] = {
 
 
 class VerifierPool:
-    """Scores rollouts in worker processes, each answer under a time limit.
+    """Scores rollouts in worker processes, each answer under a limit of processor time.
 
     A worker is a Python process of its own that imports the rules and nothing of torch, Ray or
     vLLM; it knows nothing of the caller's main module, threads or signals, so scores are the same
@@ -194,7 +198,10 @@ class _Worker:
             )
 
     def ask(self, request: list[str], limit_s: float) -> float | str:
-        """The verdict on [rule, response, gold, finish reason], or "timeouts", "died"."""
+        """The verdict on [rule, response, gold, finish reason], or "timeouts", "died".
+
+        After the last two the worker is of no more use.
+        """
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -202,7 +209,11 @@ class _Worker:
             stdin.flush()
         except BrokenPipeError:
             return "died"
-        return self._read_line(limit_s)
+        verdict = self._read_line(limit_s * _WALL_FACTOR)
+        # The worker's own timer ends it at the limit.
+        if verdict == "died" and self._process.wait() == -signal.SIGPROF:
+            return "timeouts"
+        return verdict
 
     def kill(self) -> None:
         self._process.kill()
