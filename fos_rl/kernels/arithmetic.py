@@ -1,0 +1,347 @@
+"""The quantizer's arithmetic on one block, as traced device code: scales, candidates, errors, codes.
+
+Every function states which fp32 operation of ``fos_rl.quant.four_over_six`` it reproduces and why it
+may take a shorter way. E2M1 values are carried multiplied by 2^-14: that puts their codes into the
+low bits of E5M2 (value * 2^-14 has the byte ``code << 1``), so the conversion packs them.
+"""
+
+from dataclasses import dataclass
+
+from cutlass import Boolean, Float32, Uint32
+
+from fos_rl.kernels import ptx
+
+BLOCK = 16
+FP32_MAX = 3.4028234663852886e38
+VALUE_SCALE = 2.0**-14
+# Adding and subtracting 1.5 * 2^22 * p rounds to multiples of p / 2, to nearest even.
+ROUND_TO_HALF = 1.5 * 2.0**22 * VALUE_SCALE
+_EXPONENT_MASK = 0x7F800000
+_SHIFT_OF_POWER = (22 << 23) | 0x400000
+_FIRST_NORMAL_SCALE = 0x08
+_NAN_SCALE = 0x7F
+# Amaxes for which no intermediate of the short formulas leaves the normal range.
+AMAX_LOW, AMAX_HIGH = 2.0**-60, 2.0**60
+TABLE_ENTRY_BYTES = 16
+TABLE_ENTRIES = 128
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What changes the arithmetic: dtype and error are names, bound is 256 or 448.
+
+    method "standard" is NVFP4 without a second candidate; error is then unused.
+    """
+
+    dtype: str
+    method: str
+    error: str
+    bound: int
+    native_fp4: bool = False
+
+
+def _reciprocal_pair(divisor: float) -> tuple[float, float]:
+    """1/divisor as a sum of two fp32: x / divisor == fma(x, high, x * low), rounded once.
+
+    Checked over all 2^23 significands for 6, 1536 and 2688 (tests/kernels/test_arithmetic.py).
+    """
+    import struct
+
+    high = struct.unpack("<f", struct.pack("<f", 1.0 / divisor))[0]
+    low = struct.unpack("<f", struct.pack("<f", 1.0 / divisor - high))[0]
+    return high, low
+
+
+def divide_by(x: Float32, divisor: float, scale: float = 1.0) -> Float32:
+    """fl(x / divisor) * scale for a power of two scale; x and the quotient in the normal range."""
+    high, low = _reciprocal_pair(divisor)
+    return ptx.fma(x, high * scale, ptx.mul(x, low * scale))
+
+
+def divide_any(x: Float32, divisor: float) -> Float32:
+    """fl(x / divisor) for any x and 6, 1536 or 2688, as fl32(fl64(x * fl64(1 / divisor))).
+
+    Quotients by 3 or 7 stay far from midpoints of fp32, or, where the quotient is subnormal, are
+    exact multiples that the fp64 product gets exactly (checked in tests/kernels).
+    """
+    return ptx.mul_as_f64(x, 1.0 / divisor)
+
+
+@dataclass(frozen=True)
+class GlobalScale:
+    """Quantities of one amax. kind: plain (0), without errors (1: 0 or inf), out of range (2)."""
+
+    amax: Float32
+    encode: Float32
+    keep_six: Boolean
+    is_wild: Boolean
+
+
+def global_scale(amax: Float32, bound: int) -> GlobalScale:
+    """S_enc = min(fl(6*bound / amax), FLT_MAX), 1 where amax is 0 or inf (nvfp4_encode_scale)."""
+    full = ptx.min_nan(ptx.div(6.0 * bound, amax), FP32_MAX)
+    is_zero = (amax == Float32(0.0)) | (full == Float32(0.0))
+    encode = ptx.select(is_zero, Float32(1.0), full)
+    outside = (amax < Float32(AMAX_LOW)) | (amax > Float32(AMAX_HIGH))
+    return GlobalScale(amax, encode, is_zero, outside & ~is_zero)
+
+
+def _is_tie_multiplier(multiplier: Float32) -> Boolean:
+    """Whether some bf16 x has fl(x * multiplier) exactly on a midpoint of E2M1.
+
+    All midpoints have the significand 1, 1.25, 1.5 or 1.75. Elsewhere rounding x * multiplier
+    first to fp32 and then to E2M1 equals rounding the exact product once.
+    """
+    significand = ptx.from_bits(ptx.or_(ptx.and_(ptx.bits(multiplier), 0x7FFFFF), 0x3F800000))
+    inverse = ptx.div(1.0, significand)
+    found = Boolean(False)
+    for midpoint in (1.0, 1.25, 1.5, 1.75):
+        near = ptx.mul(inverse, midpoint)
+        x = ptx.from_bits(ptx.and_(ptx.iadd(ptx.bits(near), 0x8000), 0xFFFF0000))
+        found = found | (ptx.mul(x, significand) == Float32(midpoint))
+    return found
+
+
+def table_entry(scale_byte: Uint32, g: GlobalScale) -> tuple[Float32, Float32, Float32, Float32]:
+    """What depends on one E4M3 scale and the amax: (m * 2^-14, its leading bits * 2^22, scale, flag).
+
+    m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier. The flag is 1 where
+    the short candidate does not apply: subnormal or NaN scale, or a multiplier with ties. For an
+    out of range amax the first number is m itself.
+    """
+    scale = ptx.e4m3_to_float(scale_byte)
+    product = ptx.mul(scale, ptx.div(1.0, g.encode))
+    multiplier = ptx.min_nan(ptx.div(1.0, product), FP32_MAX)
+    scaled = ptx.mul(multiplier, VALUE_SCALE)
+    leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
+    careful = (
+        (scale_byte < Uint32(_FIRST_NORMAL_SCALE))
+        | (scale_byte == Uint32(_NAN_SCALE))
+        | _is_tie_multiplier(multiplier)
+    )
+    flag = ptx.select(careful, Float32(1.0), Float32(0.0))
+    first = ptx.select(g.is_wild, multiplier, scaled)
+    return first, leading, scale, flag
+
+
+def unrounded_scale(
+    block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: bool
+) -> Float32:
+    """The fp32 map-to-6 scale: fl(fl(b/6) * S_enc), or standard fl(b * fl(S_enc * fl(1/6))).
+
+    Without wild the division is short; it is off only for a b so small that the scale is 0.
+    """
+    high, low = _reciprocal_pair(6.0)
+    if recipe.method == "standard":
+        return ptx.mul(block_amax, ptx.mul(g.encode, high))
+    if wild:
+        return ptx.mul(divide_any(block_amax, 6.0), g.encode)
+    # The minimum keeps an infinite b from making inf - inf.
+    rest = ptx.mul(ptx.min_nan(block_amax, FP32_MAX), low)
+    return ptx.mul(ptx.fma(block_amax, high, rest), g.encode)
+
+
+def short_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32], list[Float32]]:
+    """Signed E2M1 values and deviations ``value - x*m``, both times 2^-14, in five operations.
+
+    The product is not rounded before it is rounded to E2M1, hence "no ties" and |x*m| < 7. The
+    shift is x times the leading 8 bits of m: it has at most 16 bits, so it is a multiple of twice
+    the quantum, and it passes a power of two only where the coarser quantum gives the same value.
+    """
+    values, deviations = [], []
+    for element in x:
+        shift = ptx.max_(ptx.mul(ptx.abs_(element), leading), ROUND_TO_HALF)
+        value = ptx.sub(ptx.fma(element, multiplier, shift), shift)
+        values.append(value)
+        deviations.append(ptx.fma(ptx.neg(element), multiplier, value))
+    return values, deviations
+
+
+def _round_to_e2m1(scaled: Float32) -> Float32:
+    """round_to_e2m1 of a magnitude already clamped to 6 and multiplied by 2^-14."""
+    power = ptx.and_(ptx.bits(scaled), _EXPONENT_MASK)
+    shift = ptx.imax(ptx.iadd(power, _SHIFT_OF_POWER), ptx.float_bits(ROUND_TO_HALF))
+    shift = ptx.from_bits(shift)
+    return ptx.sub(ptx.add(scaled, shift), shift)
+
+
+def careful_candidate(x: list[Float32], multiplier) -> tuple[list[Float32], list[Float32]]:
+    """Unsigned E2M1 values and deviations like short_candidate, for every scale and input."""
+    values, deviations = [], []
+    for element in x:
+        magnitude = ptx.abs_(element)
+        scaled = ptx.min_(ptx.mul(magnitude, multiplier), 6.0 * VALUE_SCALE)
+        value = _round_to_e2m1(scaled)
+        values.append(value)
+        deviations.append(ptx.fma(ptx.neg(magnitude), multiplier, value))
+    return values, deviations
+
+
+def literal_values(x: list[Float32], multiplier) -> list[Float32]:
+    """Unsigned E2M1 values times 2^-14 for an unscaled multiplier of any size."""
+    values = []
+    for element in x:
+        clamped = ptx.min_(ptx.mul(ptx.abs_(element), multiplier), 6.0)
+        values.append(_round_to_e2m1(ptx.mul(clamped, VALUE_SCALE)))
+    return values
+
+
+def sum_in_order(deviations: list[Float32], error: str) -> Float32:
+    """|d| or d*d summed from the first to the last, each operation rounded once."""
+    total = None
+    for deviation in deviations:
+        if error == "mae":
+            term = ptx.abs_(deviation)
+        else:
+            term = ptx.mul(deviation, deviation)
+        total = term if total is None else ptx.add(total, term)
+    return total
+
+
+def estimate(deviations: list[Float32], error: str) -> Float32:
+    """The same sum for an estimate: squares by fma."""
+    if error == "mae":
+        return sum_in_order(deviations, error)
+    total = ptx.mul(deviations[0], deviations[0])
+    for deviation in deviations[1:]:
+        total = ptx.fma(deviation, deviation, total)
+    return total
+
+
+def error_weight(scale: Float32, error: str) -> Float32:
+    """What makes estimates of two candidates comparable: errors are in units of scale / S_enc."""
+    return scale if error == "mae" else ptx.mul(scale, scale)
+
+
+def error_bound(total: Float32, base: Float32, error: str, rows: int) -> Float32:
+    """How far apart two weighted estimates must be to order the reference's errors.
+
+    Per element reference and estimate differ by at most 42 * 2^-24 * base (base in units of the
+    weighted deviation) plus a few rounding steps relative to the deviation, and either sum by
+    17 * 2^-24 relative: 34 * 2^-24 * total + 1270 * 2^-24 * base for |d|. For squares, with
+    2|d|delta <= k d^2 + delta^2 / k and k = 2^-17: 162 * 2^-24 * total + 440 * 2^-24 * base^2.
+    The constants below are these times 1.4 or more. total is the sum of both estimates. Blocks of
+    16x16 (rows 2) have 16 times the elements, and a few more steps in the sums.
+    """
+    many = 1.0 if rows == 1 else 16.0
+    if error == "mae":
+        return ptx.fma(base, many * VALUE_SCALE * 2.0**-13, ptx.mul(total, 2.0**-18))
+    square = ptx.mul(base, base)
+    return ptx.fma(square, many * VALUE_SCALE**2 * 2.0**-14, ptx.mul(total, 2.0**-16))
+
+
+def pack_values(values: list[Float32]) -> list[Uint32]:
+    """Four words of E5M2 bytes: elements 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15."""
+    return [
+        ptx.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in (0, 1, 8, 9)
+    ]
+
+
+def unpack_values(packed: list[Uint32]) -> list[Float32]:
+    """The 16 values (times 2^-14) of pack_values."""
+    values = [None] * BLOCK
+    for first, word in zip((0, 1, 8, 9), packed, strict=True):
+        zero = Uint32(0)
+        low = ptx.halves_to_float(ptx.prmt(word, zero, 0x1404))
+        high = ptx.halves_to_float(ptx.prmt(word, zero, 0x3424))
+        for i, value in enumerate((*low, *high)):
+            values[first + 2 * i] = value
+    return values
+
+
+def exact_error(
+    x: list[Float32], values: list[Float32], scale: Float32, g: GlobalScale, recipe: Recipe,
+    wild: bool,
+) -> Float32:
+    """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.
+
+    fl(q*s) is exact, and the factor 2^-14 of values passes through it and through the product
+    with G, which stays in the normal range unless wild.
+    """
+    divisor = 6.0 * recipe.bound
+    deviations = []
+    for element, value in zip(x, values, strict=True):
+        if wild:
+            product = ptx.mul(ptx.mul(ptx.mul(value, 1.0 / VALUE_SCALE), scale), g.amax)
+            decoded = divide_any(product, divisor)
+        else:
+            product = ptx.mul(ptx.mul(value, scale), g.amax)
+            decoded = divide_by(product, divisor, 1.0 / VALUE_SCALE)
+        deviations.append(ptx.sub(ptx.abs_(decoded), ptx.abs_(element)))
+    return sum_in_order(deviations, recipe.error)
+
+
+def pack_codes(even: Uint32, odd: Uint32, signs: Uint32) -> Uint32:
+    """Eight E2M1 codes from their E5M2 bytes and a word holding the sign in bits 3 and 7."""
+    magnitudes = ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
+    return ptx.lop3(magnitudes, signs, 0x88888888, 0xF8)
+
+
+def sign_word(raw: list[Uint32], dtype: str) -> Uint32:
+    """Signs of 8 elements: low nibble of byte j of element 2j, high nibble of element 2j+1.
+
+    raw is 4 words of bf16 pairs or 8 words of fp32.
+    """
+    if dtype == "float32":
+        pairs = [ptx.prmt(raw[i], raw[i + 2], 0x00FB) for i in (0, 1, 4, 5)]
+        even = ptx.prmt(pairs[0], pairs[2], 0x5410)
+        odd = ptx.prmt(pairs[1], pairs[3], 0x5410)
+    else:
+        pairs = [ptx.prmt(raw[0], raw[1], 0xFBD9), ptx.prmt(raw[2], raw[3], 0xFBD9)]
+        even = ptx.prmt(pairs[0], pairs[1], 0x5410)
+        odd = ptx.prmt(pairs[0], pairs[1], 0x7632)
+    return ptx.bit_select(0x0F0F0F0F, even, odd)
+
+
+def widen(raw: list[Uint32], dtype: str) -> list[Float32]:
+    """fp32 elements of raw words."""
+    if dtype == "float32":
+        return [ptx.from_bits(word) for word in raw]
+    out = []
+    for word in raw:
+        out.append(ptx.from_bits(ptx.shl(word, 16)))
+        out.append(ptx.from_bits(ptx.and_(word, 0xFFFF0000)))
+    return out
+
+
+def larger_magnitude(a: Uint32, b: Uint32, dtype: str) -> Uint32:
+    """Per element the larger magnitude of two words; NaN propagates, signs are not meaningful."""
+    if dtype == "float32":
+        larger = ptx.max_nan(ptx.abs_(ptx.from_bits(a)), ptx.abs_(ptx.from_bits(b)))
+        return ptx.bits(larger)
+    return ptx.max_bf16x2(a, b)
+
+
+def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:
+    """max |x| as fp32; NaN if there is one."""
+    level = list(raw)
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=True)
+        level = [larger_magnitude(a, b, dtype) for a, b in pairs]
+    if dtype == "float32":
+        return ptx.from_bits(level[0])
+    low = ptx.abs_(ptx.from_bits(ptx.shl(level[0], 16)))
+    high = ptx.abs_(ptx.from_bits(ptx.and_(level[0], 0xFFFF0000)))
+    return ptx.max_nan(low, high)
+
+
+def operand_words(
+    packed: list[Uint32], scale: Float32, raw: list[Uint32], dtype: str
+) -> list[Uint32]:
+    """Eight words of bf16 code * scale (exact) from the values of pack_values and x's signs.
+
+    A NaN scale makes every element NaN, as code 7 times NaN is.
+    """
+    values = unpack_values(packed)
+    decode = ptx.mul(scale, 1.0 / VALUE_SCALE)
+    words = []
+    for i in range(0, BLOCK, 2):
+        low, high = (ptx.mul(ptx.abs_(v), decode) for v in values[i : i + 2])
+        word = ptx.bf16_pair(low, high)
+        if dtype == "float32":
+            signs = ptx.prmt(raw[i], raw[i + 1], 0x7632)
+        else:
+            signs = raw[i // 2]
+        # (word & 0x7FFF7FFF) | (signs & 0x80008000)
+        words.append(ptx.bit_select(0x7FFF7FFF, word, signs))
+    return words

@@ -1,0 +1,62 @@
+"""Why a CuTe kernel cannot run on given arguments, in one sentence, or nothing if it can.
+
+The same text is the error of ``backend="cute"``, the reason of a skipped test and the line that
+``fos-rl explain`` prints.
+"""
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+# Where compiled and checked. E4M3 and E5M2 conversions need 8.9.
+ARCHITECTURES = {
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
+}
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+@functools.cache
+def missing_package() -> str | None:
+    """The first package that the kernels need and Python does not find, with its remedy."""
+    for module, package in (("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi")):
+        if importlib.util.find_spec(module) is None:
+            return f"package {package} is not installed (pip install 'fos-rl[kernels]')"
+    return None
+
+
+@functools.cache
+def _device_reason(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"device is {device.type}, needs cuda"
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in ARCHITECTURES:
+        known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        return f"compute capability {capability[0]}.{capability[1]}, needs one of {known}"
+    return missing_package()
+
+
+@functools.cache
+def architecture(device: torch.device) -> str:
+    """The name the compiler gives the architecture of a device that _device_reason accepts."""
+    return ARCHITECTURES[torch.cuda.get_device_capability(device)]
+
+
+def unavailable_reason(x: Tensor) -> str | None:
+    """Why the kernels cannot take x, a matrix or a stack of matrices; None if they can."""
+    reason = _device_reason(x.device)
+    if reason is not None:
+        return reason
+    if x.dtype not in _DTYPES:
+        return f"dtype is {x.dtype}, needs torch.bfloat16 or torch.float32"
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        return "the input is not contiguous and aligned to 16 bytes"
+    if x.numel() == 0:
+        return "the input is empty"
+    if x.shape[-1] % 16 or x.numel() // x.shape[-1] >= 2**31:
+        return f"shape is {tuple(x.shape)}, needs a last dim divisible by 16 and < 2^31 rows"
+    return None

@@ -1,0 +1,57 @@
+"""What each kernel is compiled for: its launch function, typed placeholders, and constants.
+
+One binary serves every shape: sizes are symbols, of which only divisibility is fixed.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from fos_rl.kernels import amax_kernel, quantize_kernel
+from fos_rl.kernels.amax_kernel import AmaxPlan
+from fos_rl.kernels.arithmetic import Recipe
+from fos_rl.kernels.quantize_kernel import Output, Plan
+
+ELEMENTS = {
+    "bfloat16": cutlass.BFloat16,
+    "float32": cutlass.Float32,
+    "uint8": cutlass.Uint8,
+}
+
+
+def _matrix(dtype: str, divisibility: int, alignment: int):
+    shape = (cute.sym_int(), cute.sym_int(divisibility=divisibility))
+    return make_fake_compact_tensor(
+        ELEMENTS[dtype], shape, stride_order=(1, 0), assumed_align=alignment
+    )
+
+
+def _vector():
+    return make_fake_compact_tensor(cutlass.Float32, (cute.sym_int(),), assumed_align=4)
+
+
+def _stream():
+    return make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
+    """layout is flat, square or rowwise; the tuples are fields of Recipe, Plan and Output."""
+    fields = Recipe(*recipe)
+    launch = getattr(quantize_kernel, f"launch_{layout}")
+    writes = Output(*output)
+    tensors = (
+        _matrix(fields.dtype, 16, 16),
+        _vector(),
+        _matrix("uint8", 8, 8),
+        _matrix("uint8", 1, 1),
+        _matrix("bfloat16" if writes.operand else fields.dtype, 16, 16),
+    )
+    return launch, (*tensors, Int32(1), _stream(), fields, Plan(*plan), writes)
+
+
+def partial_amax(dtype: str, threads: int):
+    launch = amax_kernel.launch_partial_amax
+    return launch, (
+        _matrix(dtype, 16, 16), _vector(), Int32(1), _stream(), AmaxPlan(dtype, threads),
+    )
