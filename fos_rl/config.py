@@ -90,7 +90,7 @@ class RewardConfig(Frozen):
     workers: Annotated[int, Field(ge=0)] = 2
     """Verifier processes; 0 verifies in the driver's own process, without the time limit."""
     timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    """Limit for one answer; over it the answer scores 0 and is counted."""
+    """Processor time for one answer; over it the answer scores 0 and is counted."""
 
 
 class RolloutConfig(Frozen):
