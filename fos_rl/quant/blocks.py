@@ -142,5 +142,6 @@ def signed_codes(
 ) -> UInt8[Tensor, "*stack rows half_cols"]:
     """Return row-major codes; the elements of a NaN block become +6, as the PTX conversion makes
     them."""
-    is_nan = scale.view(torch.uint8) == 0x7F
-    return (packed | signs.masked_fill(is_nan, 0)).movedim(0, -1).flatten(-2)
+    # All bits set where the scale is not NaN.
+    keep = (scale.view(torch.uint8) != 0x7F).to(torch.uint8).neg_()
+    return packed.bitwise_or_(signs.bitwise_and_(keep)).movedim(0, -1).flatten(-2)

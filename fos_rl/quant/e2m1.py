@@ -21,17 +21,17 @@ _FP32_EXPONENT_MASK = 0x7F800000
 _ROUND_TO_HALF_ULP = 1.5 * 2.0**22
 
 
-def round_to_e2m1(magnitude: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-    """Return the E2M1 value nearest to each non-negative fp32 element, as fp32.
+def round_to_e2m1_(magnitude: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """Round each non-negative fp32 element to the nearest E2M1 value, in place, and return it.
 
     With p the power of two of the element (at least 1), E2M1 is spaced p/2 there, which is the
     fp32 spacing at 1.5 * 2^22 * p: adding and subtracting that constant is one IEEE rounding onto
     the E2M1 grid, and an even fp32 significand there is an even code. NaN stays NaN.
     """
-    clamped = magnitude.clamp(max=E2M1_MAX)
-    power = (clamped.view(torch.int32) & _FP32_EXPONENT_MASK).view(torch.float32)
+    magnitude.clamp_(max=E2M1_MAX)
+    power = (magnitude.view(torch.int32) & _FP32_EXPONENT_MASK).view(torch.float32)
     shift = power.clamp_(min=1.0).mul_(_ROUND_TO_HALF_ULP)
-    return clamped.add_(shift).sub_(shift)
+    return magnitude.add_(shift).sub_(shift)
 
 
 def pack_magnitudes(values: Float[Tensor, "16 *blocks"]) -> UInt8[Tensor, "8 *blocks"]:
@@ -41,9 +41,9 @@ def pack_magnitudes(values: Float[Tensor, "16 *blocks"]) -> UInt8[Tensor, "8 *bl
     2^-14 maps the E2M1 grid onto the lowest fp16 numbers, subnormals included, whose bits are the
     code shifted left by 9: exact. NaN gives code 7.
     """
-    halves = (values * 2.0**-14).to(torch.float16).view(torch.int16)
-    codes = (halves >> 9).bitwise_and_(7)
-    return (codes[0::2] | (codes[1::2] << 4)).to(torch.uint8)
+    halves = values.to(torch.float16).mul_(2.0**-14).view(torch.int16)
+    codes = halves.bitwise_right_shift_(9).bitwise_and_(7).to(torch.uint8)
+    return codes[0::2] | (codes[1::2] << 4)
 
 
 def pack_signs(blocks: Float[Tensor, "16 *blocks"]) -> UInt8[Tensor, "8 *blocks"]:

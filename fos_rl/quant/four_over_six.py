@@ -25,7 +25,7 @@ from fos_rl.quant.blocks import (
     signed_codes,
     split_blocks,
 )
-from fos_rl.quant.e2m1 import pack_magnitudes, round_to_e2m1
+from fos_rl.quant.e2m1 import pack_magnitudes, round_to_e2m1_
 from fos_rl.quant.nvfp4 import NVFP4Tensor
 
 ErrMode = Literal["mae", "mse"]
@@ -79,7 +79,7 @@ def four_over_six_quantize(
 
     def candidate(unrounded_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = unrounded_scale.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-        values = round_to_e2m1(magnitude * block_multiplier(scale, encode_scale))
+        values = round_to_e2m1_(magnitude * block_multiplier(scale, encode_scale))
         packed = pack_magnitudes(values)
         decoded = values.mul_(scale.to(torch.float32))
         if err_domain == "input":
@@ -92,10 +92,11 @@ def four_over_six_quantize(
 
     scale4, packed4, error4 = candidate(base * 1.5)
     scale6, packed6, error6 = candidate(base)
-    pick4 = error4 < error6
-    scale = torch.where(pick4, scale4.view(torch.uint8), scale6.view(torch.uint8))
-    scale = scale.view(torch.float8_e4m3fn)
-    packed = torch.where(pick4, packed4, packed6)
+    # All bits set where the map-to-4 bytes are taken: three byte-wise passes beat torch.where.
+    take4 = (error4 < error6).to(torch.uint8).neg_()
+    packed = packed4.bitwise_xor_(packed6).bitwise_and_(take4).bitwise_xor_(packed6)
+    scale4, scale6 = scale4.view(torch.uint8), scale6.view(torch.uint8)
+    scale = (((scale4 ^ scale6) & take4) ^ scale6).view(torch.float8_e4m3fn)
     return NVFP4Tensor(signed_codes(packed, signs, scale), scale, amax, e4m3_scale_bound)
 
 

@@ -25,7 +25,7 @@ from fos_rl.quant.blocks import (
     signed_codes,
     split_blocks,
 )
-from fos_rl.quant.e2m1 import decode_e2m1, pack_magnitudes, round_to_e2m1
+from fos_rl.quant.e2m1 import decode_e2m1, pack_magnitudes, round_to_e2m1_
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ def nvfp4_quantize(
     magnitude, signs, block_amax = split_blocks(x, block)
     encode_scale = nvfp4_encode_scale(amax, 448).unsqueeze(-1)
     scale = (block_amax * (encode_scale * (1.0 / 6.0))).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    values = round_to_e2m1(magnitude.mul_(block_multiplier(scale, encode_scale)))
+    values = round_to_e2m1_(magnitude.mul_(block_multiplier(scale, encode_scale)))
     codes = signed_codes(pack_magnitudes(values), signs, scale)
     return NVFP4Tensor(codes, scale, amax, 448)
 

@@ -38,29 +38,22 @@ def quantize(
         rows, cols = x.shape
         blocks = x.reshape(rows, cols // 16, 16)
         amax = np.broadcast_to(amax.astype(F), (rows,))[:, None]
-        encode = np.minimum(F(6 * bound) / amax, FLT_MAX)
-        encode = np.where((amax == 0) | (encode == 0), F(1), encode)
-        decode = F(1) / encode
+        encode_scale = np.minimum(F(6 * bound) / amax, FLT_MAX)
+        encode_scale = np.where((amax == 0) | (encode_scale == 0), F(1), encode_scale)
+        decode = F(1) / encode_scale
         peak = np.abs(blocks).max(-1)
         if block == "16x16":
             peak = peak.reshape(rows // 16, 16, -1).max(1).repeat(16, axis=0)
         if err_mode is None:
-            return _encode(blocks, nearest(peak * (encode * F(1 / 6)), E4M3), decode)[:2]
-        base = (peak / F(6)) * encode
+            return encode(blocks, nearest(peak * (encode_scale * F(1 / 6)), E4M3), decode)[:2]
+        base = (peak / F(6)) * encode_scale
         candidates = []
         for scaled in (base * F(1.5), base):
-            codes, scale, values = _encode(blocks, nearest(scaled, E4M3), decode)
-            decoded = values * E4M3[scale].astype(F)[..., None] * amax[..., None] / F(6 * bound)
-            deviation = decoded - blocks
-            terms = np.abs(deviation) if err_mode == "mae" else deviation * deviation
-            error = np.zeros(peak.shape, F)
-            for element in range(16):
-                error = error + terms[..., element]
+            codes, scale, values = encode(blocks, nearest(scaled, E4M3), decode)
+            error = row_errors(blocks, values, scale, amax, bound, err_mode)
             if block == "16x16":
-                rows_of = error.reshape(rows // 16, 16, -1)
-                for half in (8, 4, 2, 1):
-                    rows_of = rows_of[:, :half] + rows_of[:, half : 2 * half]
-                error = rows_of[:, 0].repeat(16, axis=0)
+                by_block = error.reshape(rows // 16, 16, -1)
+                error = fold(by_block).repeat(16, axis=0)
             candidates.append((error, codes, scale))
         (error4, codes4, scale4), (error6, codes6, scale6) = candidates
         pick = error4 < error6
@@ -68,7 +61,32 @@ def quantize(
         return np.where(pick.repeat(16, axis=-1), codes4, codes6), scale
 
 
-def _encode(
+def row_errors(
+    blocks: np.ndarray,
+    values: np.ndarray,
+    scale: np.ndarray,
+    amax: np.ndarray,
+    bound: int,
+    err_mode: str,
+) -> np.ndarray:
+    """Sum of the 16 errors of each row of a block, in element order."""
+    decoded = values * E4M3[scale].astype(F)[..., None] * amax[..., None] / F(6 * bound)
+    deviation = decoded - blocks
+    terms = np.abs(deviation) if err_mode == "mae" else deviation * deviation
+    error = np.zeros(terms.shape[:-1], F)
+    for element in range(16):
+        error = error + terms[..., element]
+    return error
+
+
+def fold(errors: np.ndarray) -> np.ndarray:
+    """[n, 16] row errors -> [n]: halves are added to each other, 8, 4, 2, 1."""
+    for half in (8, 4, 2, 1):
+        errors = errors[:, :half] + errors[:, half : 2 * half]
+    return errors[:, 0]
+
+
+def encode(
     blocks: np.ndarray, scale: np.ndarray, decode: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     multiplier = np.minimum(F(1) / (E4M3[scale].astype(F) * decode), FLT_MAX)

@@ -1,8 +1,10 @@
 """Four-over-six: a second implementation, and properties that need no vectors."""
 
 import numpy as np
+import numpy_nvfp4
 import pytest
 import torch
+from numpy_nvfp4 import E4M3, fold, nearest, row_errors
 from numpy_nvfp4 import quantize as numpy_quantize
 from quant_goldens import assert_bytes
 
@@ -114,6 +116,57 @@ def _map_to_six(x: torch.Tensor, bound: int) -> NVFP4Tensor:
 def _block_errors(x: torch.Tensor, t: NVFP4Tensor, mode: str) -> torch.Tensor:
     deviation = (nvfp4_dequantize(t).double() - x.double()).view(x.shape[0], -1, 16)
     return deviation.abs().sum(-1) if mode == "mae" else (deviation**2).sum(-1)
+
+
+@pytest.mark.parametrize("mode", ["mae", "mse"])
+def test_16x16_near_ties_on_the_order_of_the_row_sums(mode):
+    """Blocks assembled so that another summation tree picks the other candidate. Traps 19, 24.
+
+    Rows share one peak and one given amax, so their errors can be computed once and combined: rows
+    that favour map-to-4 with as many that favour map-to-6, the last one balancing the total.
+    """
+    peak, amax, bound = 3.75, np.float32(5), 256
+    pool = torch.randn(4096, 16, generator=torch.Generator().manual_seed(5)).clamp(-3.5, 3.5)
+    pool[:, 0] = peak
+    blocks = pool.numpy()[:, None]
+    encode_scale = np.float32(6 * bound) / amax
+    base = np.full((len(pool), 1), np.float32(peak) / np.float32(6) * encode_scale)
+    errors = []
+    for scaled in (base * np.float32(1.5), base):
+        encoded = numpy_nvfp4.encode(blocks, nearest(scaled, E4M3), 1 / np.float32(encode_scale))
+        _, scale, values = encoded
+        amaxes = np.full((len(pool), 1), amax)
+        errors.append(row_errors(blocks, values, scale, amaxes, bound, mode)[:, 0])
+    difference = (errors[0] - errors[1]).astype(np.float64)
+    favour4 = np.nonzero(difference < 0)[0]
+    favour6 = np.nonzero((difference > 0) & (difference < -difference.min()))[0]
+    random = np.random.default_rng(0)
+    rows = np.concatenate(
+        [random.choice(favour4, (200_000, 8)), random.choice(favour6, (200_000, 7))], axis=1
+    )
+    order = np.argsort(difference)
+    balance = np.searchsorted(difference[order], -difference[rows].sum(1)).clip(0, len(order) - 1)
+    rows = np.concatenate([rows, order[balance][:, None]], axis=1)[:, random.permutation(16)]
+    four, six = (error[rows] for error in errors)
+    picks = fold(four) < fold(six)
+    for other in (neighbours, sequence):
+        tied = rows[picks != (other(four) < other(six))][:8]
+        assert len(tied) > 0
+        x = pool[torch.from_numpy(tied)].flatten(0, 1)
+        given = torch.tensor([amax])
+        actual = four_over_six_quantize(x, "16x16", mode, bound, global_amax=given)
+        _, scales = numpy_quantize(x.numpy(), given.numpy(), bound, mode, "16x16")
+        assert_bytes(actual.block_scale, torch.from_numpy(scales), f"scales, {other.__name__}")
+
+
+def neighbours(errors: np.ndarray) -> np.ndarray:
+    while errors.shape[1] > 1:
+        errors = errors[:, 0::2] + errors[:, 1::2]
+    return errors[:, 0]
+
+
+def sequence(errors: np.ndarray) -> np.ndarray:
+    return np.cumsum(errors, axis=1, dtype=np.float32)[:, -1]
 
 
 def test_error_modes_differ_somewhere():
