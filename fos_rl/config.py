@@ -157,6 +157,10 @@ class TrainerConfig(Frozen):
     """Tokens a packed micro-batch; a longer sequence gets one of its own."""
     log_prob_chunk_tokens: Positive = 1024
     """Tokens whose logits exist at once."""
+    backward_override: Literal["quantized", "high_precision", "dequantized"] | None = None
+    """How quantized layers differentiate: quantized multiplies quantized gradients, high_precision
+    the original weights and activations, dequantized the very operands of the forward. By default
+    quantized, or high_precision where activations are row-scaled. It changes no forward."""
     num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
     """0 runs on the CPU; auto takes a GPU when there is one."""
     num_threads: Positive | None = None
@@ -206,6 +210,23 @@ class RunConfig(Frozen):
     generator: GeneratorConfig = GeneratorConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _backward_fits_recipe(self) -> Self:
+        precision, override = self.model.precision, self.trainer.backward_override
+        if override is not None and isinstance(precision, Bf16):
+            raise ValueError(
+                f"trainer.backward_override = {override!r}: the recipe bf16 quantizes nothing; "
+                "leave it out or choose another model.precision.recipe"
+            )
+        if override == "quantized" and getattr(precision, "row_scaled_activation", False):
+            raise ValueError(
+                "trainer.backward_override = 'quantized': row-scaled activations have a factor for "
+                "each row, which cannot leave the weight gradient's sum over rows; use "
+                "'high_precision' or 'dequantized', or set model.precision.row_scaled_activation = "
+                "false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _minibatches_fit(self) -> Self:

@@ -20,6 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from fos_rl.config import GeneratorConfig, RolloutConfig
 from fos_rl.generator import vllm_model
+from fos_rl.generator.compat import rewind_cpu_generators
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.spec import ModelSpec
 from fos_rl.types import FinishReason, Prompt, Rollout
@@ -224,6 +225,7 @@ def _build_engine(
     device: Literal["cpu", "cuda"],
 ) -> LLMEngine:
     vllm_model.register()
+    rewind_cpu_generators()
     graphs = config.cuda_graphs and device == "cuda"
     arguments = EngineArgs(
         model=str(model_folder),

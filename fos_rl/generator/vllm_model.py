@@ -9,7 +9,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.registry import ModelRegistry
 
-from fos_rl.model.decoder import Decoder
+from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights
 from fos_rl.spec import Architecture, ModelSpec
 
@@ -51,7 +51,7 @@ class FosRLForCausalLM(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         spec = ModelSpec.model_validate(vllm_config.additional_config[SPEC_KEY])
-        self.decoder = Decoder(
+        self.decoder = build_decoder(
             spec,
             lambda layer: PagedAttention(
                 spec.architecture, vllm_config, f"{prefix}layers.{layer}.self_attn.attn"

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fos_rl.model.convert import prepare_weights
 from fos_rl.model.hf import named_hf_weights
 
 
@@ -30,6 +31,7 @@ class WeightLoader:
     """
 
     def __init__(self, decoder: nn.Module) -> None:
+        self._decoder = decoder
         self._targets = dict(named_hf_weights(decoder))
         self._missing = set(self._targets)
 
@@ -48,6 +50,8 @@ class WeightLoader:
             self._missing.discard(name)
 
     def finish(self) -> None:
+        """Quantize what was loaded; ValueError names what was not."""
         if self._missing:
             names = ", ".join(sorted(self._missing)[:5])
             raise ValueError(f"weight sync ended without {len(self._missing)} tensors: {names}")
+        prepare_weights(self._decoder)

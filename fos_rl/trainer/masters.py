@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fos_rl.model.convert import prepare_weights
+
 
 class Masters:
     """The optimizer's fp32 weights; the module computes with their bf16-rounded values.
@@ -19,6 +21,7 @@ class Masters:
             for name, parameter in module.named_parameters()
         }
         module.to(compute_dtype)
+        self._module = module
         self._working = dict(module.named_parameters())
         for name, parameter in self._working.items():
             parameter.register_post_accumulate_grad_hook(self._collector(self.weights[name]))
@@ -32,6 +35,7 @@ class Masters:
         """Round the masters to bf16 into the working copy: the bytes that are also synced."""
         for name, parameter in self._working.items():
             parameter.copy_(self.weights[name].to(torch.bfloat16))
+        prepare_weights(self._module)
 
     @staticmethod
     def _collector(master: Tensor) -> Callable[[Tensor], None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
-from fos_rl.model.decoder import Decoder
+from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights
 from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
@@ -49,7 +49,9 @@ class GrpoTrainer:
         self.policy_version = 0
         self._sequences = PackedSequences()
         with torch.device(device):
-            self.decoder = Decoder(spec, packed_attention(self._sequences))
+            self.decoder = build_decoder(
+                spec, packed_attention(self._sequences), config.backward_override
+            )
         # The masters start from the file's own precision, before the working copy is rounded.
         self.decoder.to(torch.float32)
         load_hf_weights(self.decoder, read_weights(model_folder))

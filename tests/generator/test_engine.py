@@ -1,6 +1,7 @@
 """The generator against the trainer: real vLLM with the shared decoder, both in this process."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,17 @@ def test_sampling_depends_on_the_seed_alone(fp32_pair: Hosts) -> None:
     assert [r.response_ids for r in first] != [r.response_ids for r in other]
     # The members of a group differ, too.
     assert len({tuple(r.response_ids) for r in first[:4]}) > 1
+
+
+def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Hosts) -> None:
+    """Prompts that fill more than one engine step are prefilled in pieces."""
+    [prompt] = random_prompts(1, seed=5)
+    long = replace(prompt, token_ids=[7, 9] * 200)
+    alone = fp32_pair.generate([long], 11)
+    # 4 x 8 copies of 400 tokens exceed vLLM's 2,048 or 4,096 tokens a step.
+    crowd = [replace(long, id=str(i)) for i in range(8)]
+    together = fp32_pair.generate(crowd, 11)
+    assert [r.response_ids for r in together[:4]] == [r.response_ids for r in alone]
 
 
 def test_rollouts_say_how_they_ended(fp32_pair: Hosts) -> None:

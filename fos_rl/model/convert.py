@@ -1,0 +1,273 @@
+"""From a spec to a decoder with quantized layers: the one way in which both hosts build theirs."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fos_rl.model.decoder import AttentionFactory, Decoder
+from fos_rl.model.moe import Experts, grouped_linear
+from fos_rl.quant import (
+    MXFP8Recipe,
+    NVFP4Recipe,
+    QuantizedWeight,
+    prepare_weight,
+    quantized_grouped_mm,
+    quantized_linear,
+)
+from fos_rl.quant.gemm import Gemm
+from fos_rl.quant.matmul import check_contraction, tensors_of
+from fos_rl.quant.recipes import Backward, Recipe, resolve_backward
+from fos_rl.spec import Bf16, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Quantized
+
+_EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def build_decoder(
+    spec: ModelSpec, attention: AttentionFactory, backward: Backward | None = None
+) -> Decoder:
+    """A decoder whose layers are quantized as `spec.precision` says; weights are not loaded.
+
+    Args:
+        backward: how the quantized layers differentiate; None takes the recipe's default. It
+            changes no forward.
+
+    Raises:
+        ValueError: when a pattern matches nothing, a layer cannot be quantized, or the backward
+            mode does not fit the recipe.
+    """
+    decoder = Decoder(spec, attention)
+    precision = spec.precision
+    if isinstance(precision, Bf16):
+        return decoder
+    recipe = quantizer_recipe(precision)
+    mode = resolve_backward(backward, recipe.row_scaled_activation)
+    chosen = set(_chosen_layers(decoder, precision, spec.architecture.num_layers))
+    for name, module in list(decoder.named_modules()):
+        if isinstance(module, Experts):
+            quantized = {p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen}
+            for projection in quantized:
+                _check(f"{name}.{projection}", getattr(module, projection), recipe, mode)
+            if quantized:
+                replacement = QuantizedExperts(module, quantized, recipe, precision.gemm, mode)
+                decoder.set_submodule(name, replacement)
+        elif name in chosen:
+            assert isinstance(module, nn.Linear)
+            _check(name, module.weight, recipe, mode)
+            decoder.set_submodule(name, QuantizedLinear(module, recipe, precision.gemm, mode))
+    return decoder
+
+
+def check_spec(spec: ModelSpec, backward: Backward | None = None) -> list[str]:
+    """Names of the layers that get quantized; raises what `build_decoder` would, without memory."""
+    with torch.device("meta"):
+        decoder = build_decoder(spec, lambda _: nn.Identity(), backward)
+    return list(quantized_weight_names(decoder))
+
+
+def quantizer_recipe(precision: Mxfp8 | Nvfp4 | FourOverSix) -> Recipe:
+    """What `fos_rl.quant` makes of a spec's recipe."""
+    match precision:
+        case Mxfp8():
+            return MXFP8Recipe(precision.scale_mode)
+        case FourOverSix():
+            return NVFP4Recipe(
+                "four_over_six",
+                weight_block=precision.weight_block,
+                err_mode=precision.err_mode,
+                e4m3_scale_bound=precision.e4m3_scale_bound,
+                row_scaled_activation=precision.row_scaled_activation,
+            )
+        case Nvfp4():
+            return NVFP4Recipe(
+                "nvfp4",
+                weight_block=precision.weight_block,
+                row_scaled_activation=precision.row_scaled_activation,
+            )
+
+
+class PreparedWeights(nn.Module):
+    """A leaf module that multiplies weights quantized ahead of the forward.
+
+    `prepare` quantizes the current weights. It writes into the tensors of the call before, so that
+    a captured CUDA graph sees them. Whoever writes weights calls `prepare_weights` after it.
+    """
+
+    recipe: Recipe
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prepared: dict[str, QuantizedWeight] = {}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that are quantized, by parameter name."""
+        raise NotImplementedError
+
+    def prepared(self, name: str) -> QuantizedWeight:
+        if name not in self._prepared:
+            self.prepare()
+        return self._prepared[name]
+
+    # vLLM first calls the forward in inference mode, whose tensors could not be written later.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def prepare(self) -> None:
+        for name, weight in self.weights().items():
+            new = prepare_weight(weight, self.recipe)
+            if name in self._prepared:
+                _copy_prepared(self._prepared[name], new)
+            else:
+                self._prepared[name] = new
+
+
+class QuantizedLinear(PreparedWeights):
+    """nn.Linear with quantized operands; holds the very parameters it replaces."""
+
+    def __init__(self, linear: nn.Linear, recipe: Recipe, gemm: Gemm, backward: Backward) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.recipe = recipe
+        self.gemm: Gemm = gemm
+        self.backward: Backward = backward
+
+    def weights(self) -> dict[str, Tensor]:
+        return {"weight": self.weight}
+
+    def forward(self, x: Float[Tensor, "tokens k"]) -> Float[Tensor, "tokens n"]:
+        return quantized_linear(
+            x,
+            self.weight,
+            self.bias,
+            recipe=self.recipe,
+            gemm=self.gemm,
+            backward=self.backward,
+            quantized_weight=self.prepared("weight"),
+        )
+
+
+class QuantizedExperts(Experts, PreparedWeights):
+    """`Experts` with some or all of its projections quantized, one amax an expert's weight."""
+
+    def __init__(
+        self,
+        experts: Experts,
+        projections: set[str],
+        recipe: Recipe,
+        gemm: Gemm,
+        backward: Backward,
+    ) -> None:
+        PreparedWeights.__init__(self)
+        self.gate_proj = experts.gate_proj
+        self.up_proj = experts.up_proj
+        self.down_proj = experts.down_proj
+        self.projections = frozenset(projections)
+        self.recipe = recipe
+        self.gemm: Gemm = gemm
+        self.backward: Backward = backward
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in sorted(self.projections)}
+
+    def forward(
+        self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
+    ) -> Float[Tensor, "rows hidden"]:
+        gate = self._multiply("gate_proj", rows, ends)
+        up = self._multiply("up_proj", rows, ends)
+        return self._multiply("down_proj", F.silu(gate) * up, ends)
+
+    def _multiply(self, name: str, rows: Tensor, ends: Tensor) -> Tensor:
+        weight = getattr(self, name)
+        if name not in self.projections:
+            return grouped_linear(rows, weight, ends)
+        return quantized_grouped_mm(
+            rows,
+            weight,
+            ends,
+            recipe=self.recipe,
+            gemm=self.gemm,
+            backward=self.backward,
+            quantized_weight=self.prepared(name),
+        )
+
+
+def prepare_weights(decoder: nn.Module) -> None:
+    """Quantize every quantized layer's current weights: once a step, once a sync."""
+    for _, module in _quantized_modules(decoder):
+        module.prepare()
+
+
+def quantized_weight_names(decoder: nn.Module) -> Iterator[str]:
+    """Dotted names of the quantized weights; experts of a layer come stacked, under one name."""
+    for name, module in _quantized_modules(decoder):
+        yield from (f"{name}.{weight}" for weight in module.weights())
+
+
+def named_codes(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Codes, block scales and global amaxes of every quantized weight, as the forward uses them."""
+    for name, module in _quantized_modules(decoder):
+        for weight in module.weights():
+            tensors = tensors_of(module.prepared(weight).rowwise)
+            for part, tensor in zip(("codes", "block_scale", "global_amax"), tensors, strict=False):
+                yield f"{name}.{weight}.{part}", tensor
+
+
+def _quantized_modules(decoder: nn.Module) -> Iterator[tuple[str, PreparedWeights]]:
+    for name, module in decoder.named_modules():
+        if isinstance(module, PreparedWeights):
+            yield name, module
+
+
+def _copy_prepared(old: QuantizedWeight, new: QuantizedWeight) -> None:
+    pairs = zip(tensors_of(old.rowwise), tensors_of(new.rowwise), strict=True)
+    for target, source in [*pairs, (old.operand, new.operand)]:
+        if target is not None and source is not None:
+            target.copy_(source)
+
+
+def _chosen_layers(decoder: Decoder, precision: Quantized, num_layers: int) -> Iterator[str]:
+    """Names of the linears and expert projections that the patterns and windows select."""
+    first, last = precision.first_layers_bf16, num_layers - precision.last_layers_bf16
+    if first >= last:
+        raise ValueError(
+            f"model.precision.first_layers_bf16 = {precision.first_layers_bf16} and "
+            f"last_layers_bf16 = {precision.last_layers_bf16} leave none of {num_layers} layers to "
+            "quantize; lower them"
+        )
+    candidates = list(_candidates(decoder))
+    for field in ("include", "exclude"):
+        for pattern in getattr(precision, field):
+            if not any(fnmatchcase(name, pattern) for name in candidates):
+                raise ValueError(
+                    f"model.precision.{field}: pattern {pattern!r} matches no layer of this model. "
+                    f"Layers are named like {candidates[0]} and {candidates[-1]}"
+                )
+    for name in candidates:
+        in_window = first <= int(name.split(".")[2]) < last
+        included = any(fnmatchcase(name, pattern) for pattern in precision.include)
+        excluded = any(fnmatchcase(name, pattern) for pattern in precision.exclude)
+        if in_window and included and not excluded:
+            yield name
+
+
+def _candidates(decoder: Decoder) -> Iterator[str]:
+    for name, module in decoder.named_modules():
+        if not name.startswith("model.layers."):
+            continue
+        if isinstance(module, Experts):
+            yield from (f"{name}.{projection}" for projection in _EXPERT_PROJECTIONS)
+        elif isinstance(module, nn.Linear) and not name.endswith(".mlp.gate"):
+            yield name
+
+
+def _check(name: str, weight: Tensor, recipe: Recipe, backward: Backward) -> None:
+    try:
+        check_contraction(recipe, backward, weight)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} cannot be quantized: {error} Add {name!r} to model.precision.exclude to leave "
+            "it in bf16"
+        ) from None
