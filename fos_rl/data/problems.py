@@ -3,7 +3,7 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,13 +119,20 @@ def load_problems(config: Data, seed: int) -> Problems:
     return Problems(rows=problems, summary=counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """`question` is what tells rows apart: the text without instructions around it."""
+# A row that is a problem, or None for one that is damaged or empty.
+_Row = Problem | None
 
-    question: str
-    messages: Messages
-    answer: str
+
+def _parse_once(
+    parse: Callable[[Any, Any], _Row], rows: Iterable[tuple[Any, Any]]
+) -> Iterator[_Row]:
+    """`parse` of each row, worked out once for rows that are the same to the letter."""
+    known: dict[bytes, _Row] = {}
+    for row in rows:
+        key = hashlib.blake2b(repr(row).encode("utf-8", "replace"), digest_size=16).digest()
+        if key not in known:
+            known[key] = parse(*row)
+        yield known[key]
 
 
 def _arithmetic_problems(config: ArithmeticData, seed: int) -> Problems:
@@ -156,7 +163,7 @@ def _all_kept(problems: list[Problem]) -> ProblemCounts:
     return ProblemCounts(rows=count, duplicates=0, conflicting=0, damaged=0, kept=count)
 
 
-def _gsm8k_rows(config: Gsm8kData) -> Iterator[_Row | None]:
+def _gsm8k_rows(config: Gsm8kData) -> Iterator[_Row]:
     # The hub's data set has two subsets; a file has none.
     subset = "main" if config.path == "openai/gsm8k" else None
     table = open_table(config.path, config.split, subset)
@@ -173,7 +180,7 @@ def _gsm8k_rows(config: Gsm8kData) -> Iterator[_Row | None]:
         yield _question_row(question, answer if marker else None, config.instruction)
 
 
-def _dapo_rows(config: DapoMathData) -> Iterator[_Row | None]:
+def _dapo_rows(config: DapoMathData) -> Iterator[_Row]:
     table = open_table(config.path, config.split)
     columns = ["prompt", "reward_model.ground_truth"]
     for column in columns:
@@ -185,11 +192,10 @@ def _dapo_rows(config: DapoMathData) -> Iterator[_Row | None]:
             'other columns use data.type = "dataset" with data.prompt_column and '
             "data.answer_column",
         )
-    for prompt, answer in iterate_columns(table, columns):
-        yield _chat_row(prompt, answer)
+    yield from _parse_once(_chat_row, iterate_columns(table, columns))
 
 
-def _dataset_rows(config: DatasetData) -> Iterator[_Row | None]:
+def _dataset_rows(config: DatasetData) -> Iterator[_Row]:
     table = open_table(config.path, config.split, config.subset)
     for field in ("prompt_column", "answer_column"):
         column = getattr(config, field)
@@ -199,22 +205,25 @@ def _dataset_rows(config: DatasetData) -> Iterator[_Row | None]:
             field=f"data.{field} = {column!r}",
             remedy=f"Set data.{field} to one of them",
         )
-    for prompt, answer in iterate_columns(table, [config.prompt_column, config.answer_column]):
+
+    def parse(prompt: Any, answer: Any) -> _Row:
         if isinstance(prompt, list):
-            yield _chat_row(prompt, answer)
-        else:
-            yield _question_row(prompt, answer, config.instruction)
+            return _chat_row(prompt, answer)
+        return _question_row(prompt, answer, config.instruction)
+
+    columns = [config.prompt_column, config.answer_column]
+    yield from _parse_once(parse, iterate_columns(table, columns))
 
 
-def _question_row(question: Any, answer: Any, instruction: str) -> _Row | None:
+def _question_row(question: Any, answer: Any, instruction: str) -> _Row:
     question, answer = _clean_text(question), _clean_answer(answer)
     if question is None or answer is None:
         return None
     content = f"{question}\n\n{instruction}" if instruction else question
-    return _Row(question, (("user", content),), answer)
+    return Problem(id=_question_id(question), messages=(("user", content),), answer=answer)
 
 
-def _chat_row(prompt: Any, answer: Any) -> _Row | None:
+def _chat_row(prompt: Any, answer: Any) -> _Row:
     answer = _clean_answer(answer)
     if not isinstance(prompt, list) or not prompt or answer is None:
         return None
@@ -231,7 +240,9 @@ def _chat_row(prompt: Any, answer: Any) -> _Row | None:
         question = _DAPO_AFTER.sub("", _DAPO_BEFORE.sub("", messages[0][1], count=1))
     else:
         question = "\n".join(f"{role}: {content}" for role, content in messages)
-    return _Row(question, tuple(messages), answer) if question.strip() else None
+    if not question.strip():
+        return None
+    return Problem(id=_question_id(question), messages=tuple(messages), answer=answer)
 
 
 def _clean_text(text: Any) -> str | None:
@@ -248,7 +259,7 @@ def _clean_answer(answer: Any) -> str | None:
     return None if answer is None or isinstance(answer, list | dict) else _clean_text(str(answer))
 
 
-def _deduplicate(rows: Iterable[_Row | None]) -> tuple[list[Problem], ProblemCounts]:
+def _deduplicate(rows: Iterable[_Row]) -> tuple[list[Problem], ProblemCounts]:
     first: dict[str, Problem] = {}
     conflicts: set[str] = set()
     total = damaged = 0
@@ -257,10 +268,9 @@ def _deduplicate(rows: Iterable[_Row | None]) -> tuple[list[Problem], ProblemCou
         if row is None:
             damaged += 1
             continue
-        key = _question_id(row.question)
-        known = first.setdefault(key, Problem(id=key, messages=row.messages, answer=row.answer))
+        known = first.setdefault(row.id, row)
         if known.answer != row.answer and _plain(known.answer) != _plain(row.answer):
-            conflicts.add(key)
+            conflicts.add(row.id)
     problems = [problem for problem in first.values() if problem.id not in conflicts]
     counts = ProblemCounts(
         rows=total,
