@@ -19,6 +19,7 @@ ROUND_TO_HALF = 1.5 * 2.0**22 * VALUE_SCALE
 _EXPONENT_MASK = 0x7F800000
 _SHIFT_OF_POWER = (22 << 23) | 0x400000
 _FIRST_NORMAL_SCALE = 0x08
+_LAST_SCALE = 0x7E
 _NAN_SCALE = 0x7F
 # Amaxes for which no intermediate of the short formulas leaves the normal range.
 AMAX_LOW, AMAX_HIGH = 2.0**-60, 2.0**60
@@ -69,11 +70,16 @@ def divide_any(x: Float32, divisor: float) -> Float32:
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """Quantities of one amax. kind: plain (0), without errors (1: 0 or inf), out of range (2)."""
+    """One amax and what follows from it.
+
+    four is the factor from the map-to-6 to the map-to-4 scale: 1.5, or 1 for an amax of 0 or inf,
+    where errors are equal, infinite or NaN, so that map-to-6 wins as it does for equal scales.
+    is_wild says that the amax is out of the range of the short formulas.
+    """
 
     amax: Float32
     encode: Float32
-    keep_six: Boolean
+    four: Float32
     is_wild: Boolean
 
 
@@ -83,7 +89,8 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
     is_zero = (amax == Float32(0.0)) | (full == Float32(0.0))
     encode = ptx.select(is_zero, Float32(1.0), full)
     outside = (amax < Float32(AMAX_LOW)) | (amax > Float32(AMAX_HIGH))
-    return GlobalScale(amax, encode, is_zero, outside & ~is_zero)
+    four = ptx.select(is_zero, Float32(1.0), Float32(1.5))
+    return GlobalScale(amax, encode, four, outside & ~is_zero)
 
 
 def _is_tie_multiplier(multiplier: Float32) -> Boolean:
@@ -102,31 +109,38 @@ def _is_tie_multiplier(multiplier: Float32) -> Boolean:
     return found
 
 
-def table_entry(scale_byte: Uint32, g: GlobalScale) -> tuple[Float32, Float32, Float32, Float32]:
-    """What depends on one E4M3 scale and the amax: (m * 2^-14, its leading bits * 2^22, scale, flag).
+def table_entry(
+    scale_byte: Uint32, g: GlobalScale, recipe: Recipe
+) -> tuple[Float32, Float32, Float32, Float32]:
+    """What depends on one E4M3 scale and the amax: m * 2^-14, its leading bits * 2^22, the weight of
+    an estimated error, and the largest block amax for which the short candidate applies.
 
-    m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier. The flag is 1 where
-    the short candidate does not apply: subnormal or NaN scale, or a multiplier with ties. For an
-    out of range amax the first number is m itself.
+    m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
+    range the first number is m itself. The short candidate is out for subnormal and NaN scales and
+    multipliers with ties, and for a saturated scale whose products pass 6.2; a block of zeros is
+    always easy.
     """
     scale = ptx.e4m3_to_float(scale_byte)
-    product = ptx.mul(scale, ptx.div(1.0, g.encode))
-    multiplier = ptx.min_nan(ptx.div(1.0, product), FP32_MAX)
+    decode = ptx.div(1.0, g.encode)
+    multiplier = ptx.min_nan(ptx.div(1.0, ptx.mul(scale, decode)), FP32_MAX)
     scaled = ptx.mul(multiplier, VALUE_SCALE)
     leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
+    weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
     careful = (
         (scale_byte < Uint32(_FIRST_NORMAL_SCALE))
         | (scale_byte == Uint32(_NAN_SCALE))
         | _is_tie_multiplier(multiplier)
     )
-    flag = ptx.select(careful, Float32(1.0), Float32(0.0))
+    limit = ptx.select(
+        scale_byte == Uint32(_LAST_SCALE), ptx.mul(decode, 6.0 * 464.0), Float32(FP32_MAX)
+    )
+    limit = ptx.select(careful, Float32(-1.0), limit)
+    limit = ptx.select(scale_byte == Uint32(0), Float32(0.0), limit)
     first = ptx.select(g.is_wild, multiplier, scaled)
-    return first, leading, scale, flag
+    return first, leading, weight, limit
 
 
-def unrounded_scale(
-    block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: bool
-) -> Float32:
+def unrounded_scale(block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: bool) -> Float32:
     """The fp32 map-to-6 scale: fl(fl(b/6) * S_enc), or standard fl(b * fl(S_enc * fl(1/6))).
 
     Without wild the division is short; it is off only for a b so small that the scale is 0.
@@ -208,33 +222,28 @@ def estimate(deviations: list[Float32], error: str) -> Float32:
     return total
 
 
-def error_weight(scale: Float32, error: str) -> Float32:
-    """What makes estimates of two candidates comparable: errors are in units of scale / S_enc."""
-    return scale if error == "mae" else ptx.mul(scale, scale)
-
-
-def error_bound(total: Float32, base: Float32, error: str, rows: int) -> Float32:
+def error_bound(weighted: Float32, base: Float32, error: str, rows: int) -> Float32:
     """How far apart two weighted estimates must be to order the reference's errors.
 
-    Per element reference and estimate differ by at most 42 * 2^-24 * base (base in units of the
-    weighted deviation) plus a few rounding steps relative to the deviation, and either sum by
-    17 * 2^-24 relative: 34 * 2^-24 * total + 1270 * 2^-24 * base for |d|. For squares, with
-    2|d|delta <= k d^2 + delta^2 / k and k = 2^-17: 162 * 2^-24 * total + 440 * 2^-24 * base^2.
-    The constants below are these times 1.4 or more. total is the sum of both estimates. Blocks of
-    16x16 (rows 2) have 16 times the elements, and a few more steps in the sums.
+    weighted is one of the two estimates times its weight (scale, or scale squared for squares), so
+    in units of 1 / S_enc, and base the unrounded scale. Per element reference and estimate differ by
+    at most 42 * 2^-24 * base plus a few rounding steps relative to the deviation, and each sum by
+    17 * 2^-24 relative: for two |d| sums 34 * 2^-24 * (sum of both) + 1270 * 2^-24 * base. For
+    squares, with 2|d|e <= k d^2 + e^2 / k and k = 2^-17: 162 * 2^-24 * (sum of both) + 440 * 2^-24 *
+    base^2. Estimates this close have a sum of twice either. 16x16 blocks (rows 2) have 16 times the
+    elements and a few more additions: 48 and 176 instead of 34 and 162. The constants below are
+    larger than all that by a third or more.
     """
     many = 1.0 if rows == 1 else 16.0
     if error == "mae":
-        return ptx.fma(base, many * VALUE_SCALE * 2.0**-13, ptx.mul(total, 2.0**-18))
+        return ptx.fma(base, many * VALUE_SCALE * 2.0**-13, ptx.mul(weighted, 2.0**-17))
     square = ptx.mul(base, base)
-    return ptx.fma(square, many * VALUE_SCALE**2 * 2.0**-14, ptx.mul(total, 2.0**-16))
+    return ptx.fma(square, many * VALUE_SCALE**2 * 2.0**-14, ptx.mul(weighted, 2.0**-15))
 
 
 def pack_values(values: list[Float32]) -> list[Uint32]:
     """Four words of E5M2 bytes: elements 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15."""
-    return [
-        ptx.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in (0, 1, 8, 9)
-    ]
+    return [ptx.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in (0, 1, 8, 9)]
 
 
 def unpack_values(packed: list[Uint32]) -> list[Float32]:
@@ -250,7 +259,11 @@ def unpack_values(packed: list[Uint32]) -> list[Float32]:
 
 
 def exact_error(
-    x: list[Float32], values: list[Float32], scale: Float32, g: GlobalScale, recipe: Recipe,
+    x: list[Float32],
+    values: list[Float32],
+    scale: Float32,
+    g: GlobalScale,
+    recipe: Recipe,
     wild: bool,
 ) -> Float32:
     """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.
@@ -271,10 +284,10 @@ def exact_error(
     return sum_in_order(deviations, recipe.error)
 
 
-def pack_codes(even: Uint32, odd: Uint32, signs: Uint32) -> Uint32:
-    """Eight E2M1 codes from their E5M2 bytes and a word holding the sign in bits 3 and 7."""
+def pack_codes(even: Uint32, odd: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:
+    """Eight E2M1 codes from their E5M2 bytes and the signs in bits 3 and 7 that the mask keeps."""
     magnitudes = ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
-    return ptx.lop3(magnitudes, signs, 0x88888888, 0xF8)
+    return ptx.lop3(magnitudes, signs, sign_mask, 0xF8)
 
 
 def sign_word(raw: list[Uint32], dtype: str) -> Uint32:

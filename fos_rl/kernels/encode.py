@@ -78,6 +78,22 @@ def _exact_errors(raw, packed, rows, recipe, scales, g, wild):
     return errors
 
 
+def scale_of(entry: Uint32) -> Float32:
+    """fp32 of the scale whose table entry starts at that offset."""
+    return ptx.e4m3_to_float(ptx.shr(entry, 4))
+
+
+def careful_sums(sums, entry6: Uint32):
+    """Estimates, NaN (undecided) where the map-to-6 scale is 0: their unit is lost there."""
+    lost = ptx.select(entry6 == Uint32(0), ptx.from_bits(Uint32(0x7FC00000)), sums[0])
+    return [lost, sums[-1]]
+
+
+def careful_mask(entry6: Uint32) -> Uint32:
+    """Which signs the codes keep: all, or none in a block with a NaN scale, whose codes are +6."""
+    return ptx.select(entry6 == Uint32(0x7F0), Uint32(0), Uint32(0x88888888))
+
+
 def warp_sum(value, rows: int):
     """value summed over the lanes that share a block (any order: for estimates)."""
     if rows > 1:
@@ -103,7 +119,7 @@ def encode(
     block_max: Float32,
     amax: Float32,
     encode_scale: Float32,
-    keep_six: Boolean,
+    four: Float32,
     table: Uint32,
     wild: cutlass.Constexpr,
     rows: cutlass.Constexpr,
@@ -112,76 +128,74 @@ def encode(
     """Fill out with two words of codes for each of this thread's rows, then the scale byte.
 
     raw holds rows runs of 16 elements of one block (1 for 1x16 blocks, 2 for 16x16), block_max its
-    amax, table the shared-memory table of the amax that the next three arguments describe. wild says
-    that this amax is out of the range of the short formulas. Then come the
-    packed values of the chosen candidate, 4 words a row, and the chosen scale's fp32 bits.
+    amax; amax, encode_scale, four and wild are a GlobalScale and table its shared-memory table. Then
+    come the packed values of the chosen candidate, 4 words a row.
     """
-    g = GlobalScale(amax, encode_scale, keep_six, Boolean(wild))
+    g = GlobalScale(amax, encode_scale, four, Boolean(wild))
     two = const_expr(recipe.method == "four_over_six")
     base = arithmetic.unrounded_scale(block_max, g, recipe, wild)
-    pair = ptx.e4m3_pair(base, ptx.mul(base, 1.5))
-    byte6 = ptx.and_(pair, 0x7F)
-    byte4 = ptx.shr(pair, 8)
-    m6, lead6, scale6, flag6 = ptx.shared_load(ptx.iadd(table, ptx.shl(byte6, 4)), 4)
-    m4, lead4, scale4, flag4 = m6, lead6, scale6, flag6
+    pair = ptx.e4m3_pair(base, ptx.mul(base, four))
+    entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
+    entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
+    m6, lead6, weight6, limit = ptx.shared_load(ptx.iadd(table, entry6), 4)
+    entries = [(m6, lead6)]
+    weight4 = weight6
     if const_expr(two):
-        m4, lead4, scale4, flag4 = ptx.shared_load(ptx.iadd(table, ptx.shl(byte4, 4)), 4)
-    entries = [(m6, lead6), (m4, lead4)] if const_expr(two) else [(m6, lead6)]
+        m4, lead4, weight4, limit4 = ptx.shared_load(ptx.iadd(table, entry4), 4)
+        entries = [(m6, lead6), (m4, lead4)]
+        limit = ptx.min_(limit, limit4)
     packed = cute.make_rmem_tensor(8 * rows, Uint32)
     totals = cute.make_rmem_tensor(2, Float32)
+    sign_mask = cute.make_rmem_tensor(1, Uint32)
 
-    # Above 464 the scale has saturated and products may pass 7. An all-zero block is always easy.
-    careful = (ptx.add(flag6, flag4) > Float32(0.0)) | (base > Float32(464.0))
-    careful = careful & (block_max > Float32(0.0))
     if const_expr(wild or recipe.dtype == "float32"):
         kind = "literal" if wild else "careful"
         words, sums = _candidates(raw, rows, recipe, entries, kind)
         write(packed, 0, words)
-        write(totals, 0, sums)
+        write(totals, 0, careful_sums(sums, entry6))
+        sign_mask[0] = careful_mask(entry6)
     else:
-        if cute.arch.vote_any_sync(careful):
+        # Not "greater": a NaN amax needs care too.
+        if cute.arch.vote_any_sync(~(block_max <= limit)):
             ptx.keep_branch()
             words, sums = _candidates(raw, rows, recipe, entries, "careful")
             write(packed, 0, words)
-            write(totals, 0, sums)
+            write(totals, 0, careful_sums(sums, entry6))
+            sign_mask[0] = careful_mask(entry6)
         else:
             words, sums = _candidates(raw, rows, recipe, entries, "short")
             write(packed, 0, words)
             write(totals, 0, sums)
+            sign_mask[0] = Uint32(0x88888888)
 
-    byte = byte6
-    scale = scale6
+    byte = pair
     chosen = read(packed, 0, 4 * rows)
     if const_expr(two):
-        weighted6 = ptx.mul(arithmetic.error_weight(scale6, recipe.error), totals[0])
-        weighted4 = ptx.mul(arithmetic.error_weight(scale4, recipe.error), totals[1])
-        delta = warp_sum(ptx.sub(weighted4, weighted6), rows)
-        total = warp_sum(ptx.add(weighted4, weighted6), rows)
-        bound = arithmetic.error_bound(total, base, recipe.error, rows)
-        same = (byte4 == byte6) | keep_six
-        undecided = ~(ptx.abs_(delta) > bound) | (byte6 == Uint32(0)) | Boolean(wild)
-        undecided = undecided & ~same
-        pick = cute.make_rmem_tensor(1, Uint32)
-        pick[0] = ptx.select((delta < Float32(0.0)) & ~same, Uint32(1), Uint32(0))
+        weighted6 = ptx.mul(weight6, totals[0])
+        delta = cute.make_rmem_tensor(1, Float32)
+        delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), rows)
+        bound = arithmetic.error_bound(warp_sum(weighted6, rows), base, recipe.error, rows)
+        undecided = ~(ptx.abs_(delta[0]) > bound)
+        if const_expr(wild):
+            undecided = Boolean(True)
+        # Equal scales give equal candidates, and a delta of 0 or NaN keeps map-to-6.
+        undecided = undecided & (entry4 != entry6)
         if cute.arch.vote_any_sync(undecided):
             ptx.keep_branch()
-            scales = (scale6, scale4)
-            error6, error4 = _exact_errors(raw, packed, rows, recipe, scales, g, wild)
-            exact = ptx.select(error4 < error6, Uint32(1), Uint32(0))
-            pick[0] = ptx.select(undecided, exact, pick[0])
-        take4 = pick[0] == Uint32(1)
-        byte = ptx.select(take4, byte4, byte6)
-        scale = ptx.select(take4, scale4, scale6)
+            error6, error4 = _exact_errors(
+                raw, packed, rows, recipe, (scale_of(entry6), scale_of(entry4)), g, wild
+            )
+            exact = ptx.select(error4 < error6, Float32(-1.0), Float32(1.0))
+            delta[0] = ptx.select(undecided, exact, delta[0])
+        take4 = delta[0] < Float32(0.0)
+        byte = ptx.select(take4, ptx.shr(pair, 8), pair)
         chosen = [ptx.select(take4, packed[4 * rows + i], packed[i]) for i in range(4 * rows)]
-    is_nan = byte6 == Uint32(0x7F)
     for row in range_constexpr(rows):
         words = segment(raw, row, recipe)
         half = len(words) // 2
         for side in range_constexpr(2):
             signs = arithmetic.sign_word(words[half * side : half * (side + 1)], recipe.dtype)
             even, odd = chosen[4 * row + 2 * side], chosen[4 * row + 2 * side + 1]
-            codes = arithmetic.pack_codes(even, odd, signs)
-            out[2 * row + side] = ptx.select(is_nan, Uint32(0x77777777), codes)
+            out[2 * row + side] = arithmetic.pack_codes(even, odd, signs, sign_mask[0])
     out[2 * rows] = byte
     write(out, 2 * rows + 1, chosen)
-    out[6 * rows + 1] = ptx.bits(scale)

@@ -300,8 +300,6 @@ def shared_store(address: Uint32, *values: Float32) -> None:
     _emit(f"st.shared{vector}.f32 [{{0}}], {source};", (), (address, *values), side_effects=True)
 
 
-
-
 def keep_branch() -> None:
     """Make the surrounding branch a real one.
 

@@ -25,26 +25,28 @@ class Output:
 
 @dataclass(frozen=True)
 class Plan:
-    """threads of a CTA, and how many blocks a thread takes one after the other in flat and square.
+    """threads of a CTA; load_ahead: flat and rowwise read a block while they encode the one before.
 
     Unless given_amax, the amax is still to be found: rowwise takes it of its row, flat and square of
     the partial amaxes that the amax kernel left behind the place of the result.
     """
 
     threads: int
-    units: int = 1
     given_amax: bool = True
+    load_ahead: bool = True
 
 
 @cute.jit
-def fill_table(table: Uint32, amax: Float32, bound: cutlass.Constexpr, threads: cutlass.Constexpr):
+def fill_table(
+    table: Uint32, amax: Float32, recipe: cutlass.Constexpr, threads: cutlass.Constexpr
+):
     """Write the table of every E4M3 scale for amax, by all threads of the CTA."""
     tid, _, _ = cute.arch.thread_idx()
-    g = arithmetic.global_scale(amax, bound)
+    g = arithmetic.global_scale(amax, recipe.bound)
     for start in range_constexpr(0, TABLE_ENTRIES, threads):
         index = Uint32(tid) + Uint32(start)
         if index < Uint32(TABLE_ENTRIES):
-            entry = arithmetic.table_entry(index, g)
+            entry = arithmetic.table_entry(index, g, recipe)
             ptx.shared_store(ptx.iadd(table, ptx.shl(index, 4)), *entry)
 
 
@@ -74,7 +76,10 @@ def cta_max(value: Float32, scratch: Uint32, threads: int) -> Float32:
 
 @cute.jit
 def span_amax(
-    address: Int64, chunks: Int32, tid: Int32, dtype: cutlass.Constexpr,
+    address: Int64,
+    chunks: Int32,
+    tid: Int32,
+    dtype: cutlass.Constexpr,
     threads: cutlass.Constexpr,
 ) -> Float32:
     """This thread's share of max |x| over chunks of 16 bytes; NaN propagates."""
@@ -109,39 +114,42 @@ def matrix_amax(
     return value
 
 
-def load_block(raw, first: int, address: Int64, recipe) -> None:
+def load_block(raw, first: int, base: Int64, block: Int32, recipe) -> None:
+    """Read the 16 elements of a block into raw."""
+    address = base + Int64(block) * (4 * words_per_block(recipe))
     for i in range(0, words_per_block(recipe), 4):
         write(raw, first + i, ptx.load_words(address + 4 * i, 4))
 
 
-def _store(out, row: int, rows: int, block: Int64, codes, scales, operand, output, raw, recipe):
+def _store(out, row: int, rows: int, block: Int32, codes, scales, operand, output, raw, recipe):
     """Store the row-th run of 16 elements of out as block number ``block`` of the tensors."""
     if output.codes:
-        ptx.store_words(codes + block * 8, out[2 * row], out[2 * row + 1])
-        ptx.store_byte(scales + block, out[2 * rows])
+        ptx.store_words(codes + Int64(block) * 8, out[2 * row], out[2 * row + 1])
+        ptx.store_byte(scales + Int64(block), out[2 * rows])
     if output.operand:
         count = words_per_block(recipe)
         words = arithmetic.operand_words(
             read(out, 2 * rows + 1 + 4 * row, 4),
-            ptx.from_bits(out[6 * rows + 1]),
+            ptx.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
             read(raw, row * count, count),
             recipe.dtype,
         )
-        ptx.store_words(operand + block * 32, *words[:4])
-        ptx.store_words(operand + block * 32 + 16, *words[4:])
+        address = operand + Int64(block) * 32
+        ptx.store_words(address, *words[:4])
+        ptx.store_words(address + 16, *words[4:])
 
 
 @cute.jit
 def encode_and_store(
-    raw: cute.Tensor, table: Uint32, amax: Float32, encode_scale: Float32, keep_six: Boolean,
-    block: Int64, is_mine: Boolean, stride: Int64, codes: Int64, scales: Int64, operand: Int64,
+    raw: cute.Tensor, table: Uint32, amax: Float32, encode_scale: Float32, four: Float32,
+    block: Int32, is_mine: Boolean, stride: Int32, codes: Int64, scales: Int64, operand: Int64,
     wild: cutlass.Constexpr, rows: cutlass.Constexpr, recipe: cutlass.Constexpr,
     output: cutlass.Constexpr,
 ):
     """Encode raw and store it as block number block (16x16: and its second row, stride further)."""
-    out = cute.make_rmem_tensor(6 * rows + 2, Uint32)
+    out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
     block_max = block_amax(raw, rows, recipe)
-    encode(raw, out, block_max, amax, encode_scale, keep_six, table, wild, rows, recipe)
+    encode(raw, out, block_max, amax, encode_scale, four, table, wild, rows, recipe)
     if is_mine:
         for row in range_constexpr(rows):
             _store(
@@ -151,25 +159,39 @@ def encode_and_store(
 
 @cute.jit
 def flat_run(
-    x: Int64, table: Uint32, amax: Float32, encode_scale: Float32, keep_six: Boolean,
-    first: Int64, step: Int64, end: Int64, units: Int32, codes: Int64, scales: Int64,
+    x: Int64, table: Uint32, amax: Float32, encode_scale: Float32, four: Float32,
+    first: Int32, step: Int32, end: Int32, units: Int32, codes: Int64, scales: Int64,
     operand: Int64, wild: cutlass.Constexpr, recipe: cutlass.Constexpr,
-    output: cutlass.Constexpr,
+    plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
-    """Encode 1x16 blocks first, first + step, ... below end, units of them, loading one ahead."""
+    """Encode 1x16 blocks first, first + step, ... below end, units of them."""
     words = const_expr(words_per_block(recipe))
     raw = cute.make_rmem_tensor(words, Uint32)
     ahead = cute.make_rmem_tensor(words, Uint32)
-    load_block(ahead, 0, x + cutlass.min(first, end - 1) * (4 * words), recipe)
     block = first
+    if const_expr(plan.load_ahead):
+        load_block(ahead, 0, x, cutlass.min(first, end - 1), recipe)
     for _ in cutlass.range(units, unroll=1):
-        write(raw, 0, read(ahead, 0, words))
-        load_block(ahead, 0, x + cutlass.min(block + step, end - 1) * (4 * words), recipe)
+        if const_expr(plan.load_ahead):
+            write(raw, 0, read(ahead, 0, words))
+            load_block(ahead, 0, x, cutlass.min(block + step, end - 1), recipe)
+        else:
+            load_block(raw, 0, x, cutlass.min(block, end - 1), recipe)
         encode_and_store(
-            raw, table, amax, encode_scale, keep_six, block, block < end, Int64(0), codes, scales,
+            raw, table, amax, encode_scale, four, block, block < end, Int32(0), codes, scales,
             operand, wild, 1, recipe, output,
         )
         block = block + step
+
+
+def bases(x, codes, scales, operand, first_block: Int64, recipe) -> tuple[Int64, ...]:
+    """Addresses of a block in each tensor."""
+    return (
+        Int64(x.iterator.toint()) + first_block * (4 * words_per_block(recipe)),
+        Int64(codes.iterator.toint()) + first_block * 8,
+        Int64(scales.iterator.toint()) + first_block,
+        Int64(operand.iterator.toint()) + first_block * 32,
+    )
 
 
 @cute.kernel
@@ -178,49 +200,49 @@ def flat(
     operand: cute.Tensor, stack: Int32, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
     output: cutlass.Constexpr,
 ):
-    """x [stack * rows, cols] with one amax a matrix; CTA (i, e) takes a run of matrix e's blocks."""
+    """x [stack * rows, cols] with one amax a matrix; the CTAs of grid column e share matrix e."""
     tid, _, _ = cute.arch.thread_idx()
     cta, matrix, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
     table = allocate_table()
-    count = (Int64(x.shape[1]) // 16) * Int64(x.shape[0] // stack)
-    done = Int64(matrix) * count
-    first = done + Int64(cta) * (plan.units * plan.threads) + Int64(tid)
-    x_base, codes_base = Int64(x.iterator.toint()), Int64(codes.iterator.toint())
-    scales_base, operand_base = Int64(scales.iterator.toint()), Int64(operand.iterator.toint())
+    count = (Int32(x.shape[1]) // 16) * (Int32(x.shape[0]) // stack)
+    x_at, codes_at, scales_at, operand_at = bases(
+        x, codes, scales, operand, Int64(matrix) * Int64(count), recipe
+    )
     g_amax = matrix_amax(amax, cta, matrix, stack, plan)
-    fill_table(table, g_amax, recipe.bound, plan.threads)
+    fill_table(table, g_amax, recipe, plan.threads)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, recipe.bound)
-    encode_scale, keep_six, step = g.encode, g.keep_six, Int64(plan.threads)
+    encode_scale, four = g.encode, g.four
+    start, step = Int32(cta) * plan.threads, Int32(ctas) * plan.threads
+    units = (count - start + step - 1) // step
     if g.is_wild:
         flat_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, step, done + count,
-            Int32(plan.units), codes_base, scales_base, operand_base, True, recipe, output,
+            x_at, table, g_amax, encode_scale, four, start + Int32(tid), step, count, units,
+            codes_at, scales_at, operand_at, True, recipe, plan, output,
         )
     else:
         flat_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, step, done + count,
-            Int32(plan.units), codes_base, scales_base, operand_base, False, recipe, output,
+            x_at, table, g_amax, encode_scale, four, start + Int32(tid), step, count, units,
+            codes_at, scales_at, operand_at, False, recipe, plan, output,
         )
 
 
 @cute.jit
 def launch_flat(
     x: cute.Tensor, amax: cute.Tensor, codes: cute.Tensor, scales: cute.Tensor,
-    operand: cute.Tensor, stack: Int32, stream, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
-    output: cutlass.Constexpr,
+    operand: cute.Tensor, stack: Int32, ctas: Int32, stream, recipe: cutlass.Constexpr,
+    plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
-    count = (x.shape[0] // stack) * (x.shape[1] // 16)
-    grid = [cute.ceil_div(count, plan.units * plan.threads), stack, 1]
     flat(x, amax, codes, scales, operand, stack, recipe, plan, output).launch(
-        grid=grid, block=[plan.threads, 1, 1], stream=stream
+        grid=[ctas, stack, 1], block=[plan.threads, 1, 1], stream=stream
     )
 
 
 @cute.kernel
 def rowwise(
     x: cute.Tensor, amax: cute.Tensor, codes: cute.Tensor, scales: cute.Tensor,
-    operand: cute.Tensor, stack: Int32, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
+    operand: cute.Tensor, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
     output: cutlass.Constexpr,
 ):
     """x [rows, cols] with one amax a row, found here unless given; a CTA a row."""
@@ -228,79 +250,75 @@ def rowwise(
     row, _, _ = cute.arch.block_idx()
     table = allocate_table()
     scratch = allocate_scratch()
-    block_bytes = const_expr(4 * words_per_block(recipe))
-    row_blocks = Int64(x.shape[1]) // 16
-    start = Int64(row) * row_blocks
-    x_base, codes_base = Int64(x.iterator.toint()), Int64(codes.iterator.toint())
-    scales_base, operand_base = Int64(scales.iterator.toint()), Int64(operand.iterator.toint())
-    amax_address = Int64(amax.iterator.toint()) + Int64(row) * 4
+    row_blocks = Int32(x.shape[1]) // 16
+    x_at, codes_at, scales_at, operand_at = bases(
+        x, codes, scales, operand, Int64(row) * Int64(row_blocks), recipe
+    )
+    amax_at = Int64(amax.iterator.toint()) + Int64(row) * 4
     g_amax = Float32(0.0)
     if const_expr(plan.given_amax):
-        g_amax = ptx.load_float(amax_address)
+        g_amax = ptx.load_float(amax_at)
     else:
-        chunks = Int32(row_blocks) * (block_bytes // 16)
-        share = span_amax(
-            x_base + start * block_bytes, chunks, tid, recipe.dtype, plan.threads
-        )
+        chunks = row_blocks * (words_per_block(recipe) // 4)
+        share = span_amax(x_at, chunks, tid, recipe.dtype, plan.threads)
         g_amax = cta_max(share, scratch, plan.threads)
         if tid == 0:
-            ptx.store_float(amax_address, g_amax)
-    fill_table(table, g_amax, recipe.bound, plan.threads)
+            ptx.store_float(amax_at, g_amax)
+    fill_table(table, g_amax, recipe, plan.threads)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, recipe.bound)
-    encode_scale, keep_six, step = g.encode, g.keep_six, Int64(plan.threads)
-    first, end = start + Int64(tid), start + row_blocks
-    units = (Int32(row_blocks) + (plan.threads - 1)) // plan.threads
+    encode_scale, four = g.encode, g.four
+    units = (row_blocks + (plan.threads - 1)) // plan.threads
     if g.is_wild:
         flat_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, step, end, units, codes_base,
-            scales_base, operand_base, True, recipe, output,
+            x_at, table, g_amax, encode_scale, four, Int32(tid), Int32(plan.threads), row_blocks,
+            units, codes_at, scales_at, operand_at, True, recipe, plan, output,
         )
     else:
         flat_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, step, end, units, codes_base,
-            scales_base, operand_base, False, recipe, output,
+            x_at, table, g_amax, encode_scale, four, Int32(tid), Int32(plan.threads), row_blocks,
+            units, codes_at, scales_at, operand_at, False, recipe, plan, output,
         )
 
 
 @cute.jit
 def launch_rowwise(
     x: cute.Tensor, amax: cute.Tensor, codes: cute.Tensor, scales: cute.Tensor,
-    operand: cute.Tensor, stack: Int32, stream, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
-    output: cutlass.Constexpr,
+    operand: cute.Tensor, stack: Int32, ctas: Int32, stream, recipe: cutlass.Constexpr,
+    plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
-    rowwise(x, amax, codes, scales, operand, stack, recipe, plan, output).launch(
+    rowwise(x, amax, codes, scales, operand, recipe, plan, output).launch(
         grid=[x.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
     )
 
 
 @cute.jit
 def square_run(
-    x: Int64, table: Uint32, amax: Float32, encode_scale: Float32, keep_six: Boolean,
-    first: Int32, units: Int32, tiles_across: Int32, tiles: Int32, row_blocks: Int32, done: Int64,
-    codes: Int64, scales: Int64, operand: Int64, wild: cutlass.Constexpr,
-    recipe: cutlass.Constexpr, plan: cutlass.Constexpr, output: cutlass.Constexpr,
+    x: Int64, table: Uint32, amax: Float32, encode_scale: Float32, four: Float32,
+    first: Int32, step: Int32, units: Int32, tiles_across: Int32, tiles: Int32,
+    row_blocks: Int32, codes: Int64, scales: Int64, operand: Int64, wild: cutlass.Constexpr,
+    recipe: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
-    """Encode units tiles of 16 rows and four blocks, tile first + k * warps for the k-th."""
+    """Encode tiles of 16 rows and four blocks: first, first + step, ..., units of them."""
     words = const_expr(words_per_block(recipe))
     lane = Int32(cute.arch.lane_idx())
     raw = cute.make_rmem_tensor(2 * words, Uint32)
     tile = first
-    stride = Int64(row_blocks) * 8
+    stride = row_blocks * 8
     for _ in cutlass.range(units, unroll=1):
         inside = cutlass.min(tile, tiles - 1)
         tile_row = inside // tiles_across
         column = (inside - tile_row * tiles_across) * 4 + (lane & 3)
         row = tile_row * 16 + (lane >> 2)
-        block = done + Int64(row) * Int64(row_blocks) + Int64(cutlass.min(column, row_blocks - 1))
-        load_block(raw, 0, x + block * (4 * words), recipe)
-        load_block(raw, words, x + (block + stride) * (4 * words), recipe)
+        block = row * row_blocks + cutlass.min(column, row_blocks - 1)
+        load_block(raw, 0, x, block, recipe)
+        load_block(raw, words, x, block + stride, recipe)
         is_mine = (tile < tiles) & (column < row_blocks)
         encode_and_store(
-            raw, table, amax, encode_scale, keep_six, block, is_mine, stride, codes, scales,
-            operand, wild, 2, recipe, output,
+            raw, table, amax, encode_scale, four, block, is_mine, stride, codes, scales, operand,
+            wild, 2, recipe, output,
         )
-        tile = tile + plan.threads // 32
+        tile = tile + step
 
 
 @cute.kernel
@@ -311,41 +329,40 @@ def square(
 ):
     """x [stack * rows, cols] in 16x16 blocks with one amax a matrix."""
     cta, matrix, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
     table = allocate_table()
     row_blocks, rows = Int32(x.shape[1]) // 16, Int32(x.shape[0]) // stack
-    done = Int64(matrix) * Int64(rows) * Int64(row_blocks)
+    x_at, codes_at, scales_at, operand_at = bases(
+        x, codes, scales, operand, Int64(matrix) * Int64(rows * row_blocks), recipe
+    )
     tiles_across = (row_blocks + 3) // 4
     tiles = tiles_across * (rows // 16)
-    first = Int32(cta) * (plan.units * plan.threads // 32) + Int32(cute.arch.warp_idx())
-    x_base, codes_base = Int64(x.iterator.toint()), Int64(codes.iterator.toint())
-    scales_base, operand_base = Int64(scales.iterator.toint()), Int64(operand.iterator.toint())
+    warps = const_expr(plan.threads // 32)
+    start, step = Int32(cta) * warps, Int32(ctas) * warps
+    first, units = start + Int32(cute.arch.warp_idx()), (tiles - start + step - 1) // step
     g_amax = matrix_amax(amax, cta, matrix, stack, plan)
-    fill_table(table, g_amax, recipe.bound, plan.threads)
+    fill_table(table, g_amax, recipe, plan.threads)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, recipe.bound)
-    encode_scale, keep_six = g.encode, g.keep_six
+    encode_scale, four = g.encode, g.four
     if g.is_wild:
         square_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, Int32(plan.units), tiles_across,
-            tiles, row_blocks, done, codes_base, scales_base, operand_base, True, recipe, plan,
-            output,
+            x_at, table, g_amax, encode_scale, four, first, step, units, tiles_across, tiles,
+            row_blocks, codes_at, scales_at, operand_at, True, recipe, output,
         )
     else:
         square_run(
-            x_base, table, g_amax, encode_scale, keep_six, first, Int32(plan.units), tiles_across,
-            tiles, row_blocks, done, codes_base, scales_base, operand_base, False, recipe, plan,
-            output,
+            x_at, table, g_amax, encode_scale, four, first, step, units, tiles_across, tiles,
+            row_blocks, codes_at, scales_at, operand_at, False, recipe, output,
         )
 
 
 @cute.jit
 def launch_square(
     x: cute.Tensor, amax: cute.Tensor, codes: cute.Tensor, scales: cute.Tensor,
-    operand: cute.Tensor, stack: Int32, stream, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
-    output: cutlass.Constexpr,
+    operand: cute.Tensor, stack: Int32, ctas: Int32, stream, recipe: cutlass.Constexpr,
+    plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
-    tiles = cute.ceil_div(x.shape[1] // 16, 4) * (x.shape[0] // stack // 16)
-    grid = [cute.ceil_div(tiles, plan.units * plan.threads // 32), stack, 1]
     square(x, amax, codes, scales, operand, stack, recipe, plan, output).launch(
-        grid=grid, block=[plan.threads, 1, 1], stream=stream
+        grid=[ctas, stack, 1], block=[plan.threads, 1, 1], stream=stream
     )

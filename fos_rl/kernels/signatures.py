@@ -47,11 +47,15 @@ def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
         _matrix("uint8", 1, 1),
         _matrix("bfloat16" if writes.operand else fields.dtype, 16, 16),
     )
-    return launch, (*tensors, Int32(1), _stream(), fields, Plan(*plan), writes)
+    return launch, (*tensors, Int32(1), Int32(1), _stream(), fields, Plan(*plan), writes)
 
 
 def partial_amax(dtype: str, threads: int):
     launch = amax_kernel.launch_partial_amax
     return launch, (
-        _matrix(dtype, 16, 16), _vector(), Int32(1), _stream(), AmaxPlan(dtype, threads),
+        _matrix(dtype, 16, 16),
+        _vector(),
+        Int32(1),
+        _stream(),
+        AmaxPlan(dtype, threads),
     )
