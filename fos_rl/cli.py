@@ -87,3 +87,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     print(explain(args.section))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

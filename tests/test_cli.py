@@ -1,0 +1,90 @@
+"""Wrong input is answered before any actor starts, with the field and the remedy."""
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from fos_rl.cli import main
+from fos_rl.cluster import plan_placement
+from fos_rl.config import parse_config
+
+ROOT = Path(__file__).parent.parent
+TINY = str(ROOT / "configs" / "tiny_moe.toml")
+
+
+def _error(capsys, *overrides: str) -> str:
+    arguments = [part for override in overrides for part in ("--set", override)]
+    assert main(["train", TINY, *arguments]) == 2
+    assert not ray.is_initialized()
+    return capsys.readouterr().err
+
+
+def test_dry_run_checks_and_starts_nothing(capsys, tmp_path: Path) -> None:
+    assert main(["train", TINY, "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    assert not ray.is_initialized()
+    assert not (tmp_path / "run").exists()
+    shown = capsys.readouterr().out
+    for word in ("random:qwen3_moe", "contract", "100 problems", "on the CPU", "nothing started"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.pth=x", ["model.pth", "did you mean path"]),
+        ("trainer.lr=fast", ["trainer.lr", "number"]),
+        ("model.path=./nowhere", ["model.path", "./nowhere", "no such folder"]),
+        ("model.path=random:gpt2", ["model.path", "random:gpt2", "random:llama"]),
+        ("rollout.top_p=0.9", ["rollout.top_p", "set 1.0"]),
+        ("rollout.group_size=1", ["rollout.group_size", "use 2 or more"]),
+        ("trainer.num_gpus=1", ["trainer.num_gpus = 1", "only 0 GPUs", "set it to 0"]),
+        ("rollout.max_prompt_tokens=3", ["rollout.max_prompt_tokens = 3", "raise it"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_input(capsys, override: str, words: list[str]) -> None:
+    message = _error(capsys, override)
+    for word in words:
+        assert word in message
+
+
+def test_data_set_without_the_named_column(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1 + 1", "answer": "2"}\n')
+    message = _error(capsys, "data.type=dataset", f"data.path={path}")
+    for word in ("data.prompt_column", "'prompt'", "question"):
+        assert word in message
+    message = _error(capsys, "data.type=gsm8k", f"data.path={tmp_path / 'none.jsonl'}")
+    assert "data.path" in message
+
+
+@pytest.mark.parametrize(
+    ("trainer", "generator", "available", "expected"),
+    [
+        ("auto", "auto", 0, (0, 0, False)),
+        ("auto", "auto", 1, (1, 1, True)),
+        ("auto", "auto", 8, (1, 1, False)),
+        (1, 1, 1, (1, 1, True)),
+        (0, 1, 1, (0, 1, False)),
+        (0, 0, 2, (0, 0, False)),
+    ],
+)
+def test_placement(trainer, generator, available: int, expected: tuple) -> None:
+    config = parse_config(
+        {
+            "model": {"path": "x"},
+            "data": {"type": "arithmetic"},
+            "trainer": {"num_gpus": trainer},
+            "generator": {"num_gpus": generator},
+        }
+    )
+    plan = plan_placement(config, available)
+    assert (plan.trainer_gpus, plan.generator_gpus, plan.colocated) == expected
+
+
+def test_explain(capsys) -> None:
+    assert main(["explain", "algorithm"]) == 0
+    assert "clip_high" in capsys.readouterr().out
+    assert main(["explain", "nothing"]) == 2
+    assert "no section" in capsys.readouterr().err

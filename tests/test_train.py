@@ -1,0 +1,149 @@
+"""The main job, whole: config file to run folder, through real Ray and real vLLM."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fos_rl.config import load_config, parse_config
+from fos_rl.grpo import NoLearningSignal
+from fos_rl.launch import train
+from fos_rl.runs import read_metrics
+
+ROOT = Path(__file__).parent.parent
+TINY_MOE = ROOT / "configs" / "tiny_moe.toml"
+
+KEYS = {
+    "step",
+    "reward/mean",
+    "rollout/response_length/mean",
+    "rollout/truncated_frac",
+    "rollout/zero_variance_groups",
+    "mismatch/log_prob_abs_diff/mean",
+    "mismatch/log_prob_abs_diff/p50",
+    "mismatch/log_prob_abs_diff/p99",
+    "mismatch/log_prob_abs_diff/max",
+    "mismatch/kl_k1",
+    "mismatch/kl_k3",
+    "loss/clip_frac",
+    "loss/out_of_band_frac",
+    "loss/ratio_is_generator",
+    "policy/entropy",
+    "trainer/grad_norm",
+    "time/generate_s",
+    "time/reward_s",
+    "time/train_s",
+    "time/sync_s",
+    "throughput/generate_tokens_per_s",
+    "throughput/train_tokens_per_s",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Three steps of the tiny mixture of experts, with TensorBoard."""
+    config = load_config(TINY_MOE, ["logging.tensorboard=true"])
+    return train(config, tmp_path_factory.mktemp("runs") / "tiny")
+
+
+def test_metrics_are_complete_and_agree(run: Path) -> None:
+    steps = read_metrics(run)
+    assert [m["step"] for m in steps] == [0, 1, 2]
+    for metrics in steps:
+        assert metrics.keys() >= KEYS
+        assert 0 < metrics["mismatch/log_prob_abs_diff/max"] < 1e-4
+        assert abs(metrics["loss/ratio/mean"] - 1) < 1e-4
+    assert [m["policy/version"] for m in steps] == [1, 2, 3]
+
+
+def test_run_folder_is_complete(run: Path) -> None:
+    resolved = tomllib.loads((run / "config.toml").read_text())
+    assert parse_config(resolved) == load_config(TINY_MOE, ["logging.tensorboard=true"])
+    environment = json.loads((run / "environment.json").read_text())
+    assert {"packages", "device", "verifier", "contract", "command"} <= environment.keys()
+    assert {"torch", "ray"} <= environment["packages"].keys()
+    assert list((run / "tensorboard").glob("events*"))
+    for step in range(3):
+        rows = [json.loads(x) for x in (run / f"rollouts/{step:06d}.jsonl").open()]
+        assert len(rows) == 16
+        for row in rows:
+            assert len(row["log_probs"]) == len(row["response_ids"])
+            assert row["policy_version"] == step
+        trained = [json.loads(x) for x in (run / f"rollouts/{step:06d}.trainer.jsonl").open()]
+        for row in trained:
+            assert len(row["trainer_log_probs"]) == len(row["generator_log_probs"])
+
+
+def test_rewards_on_disk_are_the_metrics(run: Path) -> None:
+    for metrics in read_metrics(run):
+        path = run / f"rollouts/{int(metrics['step']):06d}.jsonl"
+        rewards = [json.loads(line)["reward"] for line in path.open()]
+        assert sum(rewards) / len(rewards) == pytest.approx(metrics["reward/mean"])
+        vowel = [any(v in json.loads(x)["text"].lower() for v in "aeiou") for x in path.open()]
+        assert vowel == [bool(r) for r in rewards]
+
+
+def test_a_run_without_signal_says_so_and_stops(tmp_path: Path) -> None:
+    """A random model never adds right: every reward is 0."""
+    config = load_config(
+        TINY_MOE,
+        [
+            "data.type=arithmetic",
+            "algorithm.max_zero_variance_steps=2",
+            "steps=50",
+            "rollout.truncated=zero_reward",
+        ],
+    )
+    with pytest.raises(NoLearningSignal, match="no group had reward variance for 2 steps"):
+        train(config, tmp_path / "run")
+    steps = read_metrics(tmp_path / "run")
+    assert [m["rollout/zero_variance_groups"] for m in steps] == [4.0, 4.0]
+    # Nothing was trained, so nothing of it is reported.
+    assert not any(key.startswith(("mismatch/", "loss/")) for key in steps[0])
+
+
+def test_interrupt_ends_the_actors_and_keeps_the_steps(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a long run; a second run takes a folder of its own."""
+    out = tmp_path / "run"
+    out.mkdir()
+    before = _actors()
+    command = [sys.executable, "-m", "fos_rl.cli", "train", str(TINY_MOE), "--set", "steps=10000"]
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run-2" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "no step finished in 300 s"
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "every finished step" in errors
+    steps = read_metrics(tmp_path / "run-2")
+    assert [m["step"] for m in steps] == list(range(len(steps)))
+    assert not list(out.iterdir())
+    # The actors were this driver's, so their names are gone from the process table.
+    deadline = time.monotonic() + 30
+    while _actors() - before:
+        assert time.monotonic() < deadline, "actors outlived the run"
+        time.sleep(0.5)
+
+
+def _actors() -> set[int]:
+    """Process ids of living Ray actors of ours."""
+    names = (b"ray::TrainerActor", b"ray::GeneratorActor")
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cmdline").read_bytes().startswith(names):
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
