@@ -157,6 +157,9 @@ class TrainerConfig(Frozen):
     """Tokens a packed micro-batch; a longer sequence gets one of its own."""
     log_prob_chunk_tokens: Positive = 1024
     """Tokens whose logits exist at once."""
+    save_every: Positive | None = None
+    """Steps between checkpoints, from which `fos-rl resume` goes on. The model itself is always
+    written at the end."""
     backward_override: Literal["quantized", "high_precision", "dequantized"] | None = None
     """How quantized layers differentiate: quantized multiplies quantized gradients, high_precision
     the original weights and activations, dequantized the very operands of the forward. By default
@@ -301,11 +304,13 @@ def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
     """One validation error as `field = value: rule; remedy`."""
     if details["type"] == "value_error":
         return str(details["msg"]).removeprefix("Value error, ")
-    # Discriminated unions put the chosen tag into the location; it is not a key of the file.
+    # Discriminated unions put the chosen tag into the location; it is not a key of the file, and a
+    # default one not even a value.
     parts = [str(part) for part in details["loc"]]
     names, node = [], tree
     for part in parts:
-        if isinstance(node, dict) and part not in node and part in node.values():
+        tags = [_tag(model) for model in section_models(".".join(names))]
+        if isinstance(node, dict) and part not in node and part in tags:
             continue
         names.append(part)
         node = node.get(part, {}) if isinstance(node, dict) else {}

@@ -1,6 +1,6 @@
 """From a spec to a decoder with quantized layers: the one way in which both hosts build theirs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -45,10 +45,10 @@ def build_decoder(
         return decoder
     recipe = quantizer_recipe(precision)
     mode = resolve_backward(backward, recipe.row_scaled_activation)
-    chosen = set(_chosen_layers(decoder, precision, spec.architecture.num_layers))
+    chosen = _chosen_layers(decoder, precision, spec.architecture.num_layers)
     for name, module in list(decoder.named_modules()):
         if isinstance(module, Experts):
-            quantized = {p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen}
+            quantized = [p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen]
             for projection in quantized:
                 _check(f"{name}.{projection}", getattr(module, projection), recipe, mode)
             if quantized:
@@ -155,7 +155,7 @@ class QuantizedExperts(Experts, PreparedWeights):
     def __init__(
         self,
         experts: Experts,
-        projections: set[str],
+        projections: Sequence[str],
         recipe: Recipe,
         gemm: Gemm,
         backward: Backward,
@@ -228,7 +228,7 @@ def _copy_prepared(old: QuantizedWeight, new: QuantizedWeight) -> None:
             target.copy_(source)
 
 
-def _chosen_layers(decoder: Decoder, precision: Quantized, num_layers: int) -> Iterator[str]:
+def _chosen_layers(decoder: Decoder, precision: Quantized, num_layers: int) -> set[str]:
     """Names of the linears and expert projections that the patterns and windows select."""
     first, last = precision.first_layers_bf16, num_layers - precision.last_layers_bf16
     if first >= last:
@@ -242,15 +242,29 @@ def _chosen_layers(decoder: Decoder, precision: Quantized, num_layers: int) -> I
         for pattern in getattr(precision, field):
             if not any(fnmatchcase(name, pattern) for name in candidates):
                 raise ValueError(
-                    f"model.precision.{field}: pattern {pattern!r} matches no layer of this model. "
-                    f"Layers are named like {candidates[0]} and {candidates[-1]}"
+                    f"model.precision.{field}: pattern {pattern!r} matches no layer of this model; "
+                    f"remove it, or write it for names like {candidates[0]} and {candidates[-1]}"
+                    f"{_dense_hint(decoder, pattern)}"
                 )
-    for name in candidates:
-        in_window = first <= int(name.split(".")[2]) < last
-        included = any(fnmatchcase(name, pattern) for pattern in precision.include)
-        excluded = any(fnmatchcase(name, pattern) for pattern in precision.exclude)
-        if in_window and included and not excluded:
-            yield name
+    inside = [name for name in candidates if first <= int(name.split(".")[2]) < last]
+    chosen = set(_matching(inside, precision.include)) - set(_matching(inside, precision.exclude))
+    if not chosen:
+        raise ValueError(
+            f"model.precision quantizes nothing: include {list(precision.include)} less exclude "
+            f"{list(precision.exclude)} leaves no layer from {first} to {last - 1}. Widen include, "
+            "or set model.precision.recipe = 'bf16'"
+        )
+    return chosen
+
+
+def _matching(names: list[str], patterns: tuple[str, ...]) -> Iterator[str]:
+    return (name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _dense_hint(decoder: Decoder, pattern: str) -> str:
+    if "experts" not in pattern or decoder.spec.architecture.num_experts:
+        return ""
+    return ". The model is dense, without experts: quantize its MLPs with '*.mlp.*'"
 
 
 def _candidates(decoder: Decoder) -> Iterator[str]:
