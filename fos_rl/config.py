@@ -242,22 +242,72 @@ class RunConfig(Frozen):
         return self
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run described by a TOML file with `a.b=VALUE` overrides merged in before validation.
+RECIPES = Path("configs") / "recipes"
+
+
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), recipe: str | None = None
+) -> RunConfig:
+    """The run described by a TOML file, after a recipe and `a.b=VALUE` overrides.
+
+    Args:
+        recipe: a partial config, as a file or the name of one in configs/recipes. Its keys win over
+            the file's; its `model.precision` replaces the file's whole, and with it the
+            `trainer.backward_override` that belonged to it.
 
     Raises:
         ValueError: naming each wrong field, its value, the rule and the remedy.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"config file {path} does not exist; see configs/ for examples")
-    try:
-        tree = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    tree = _read_toml(Path(path), "see configs/ for examples")
+    if recipe is not None:
+        file = _recipe_file(recipe)
+        tree = _with_recipe(tree, _read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))
     for override in overrides:
         _apply_override(tree, override)
     return parse_config(tree)
+
+
+def _read_toml(path: Path, hint: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"config file {path} does not exist; {hint}")
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+
+
+def _recipe_file(recipe: str) -> Path:
+    path = Path(recipe)
+    named = path.suffix == "" and len(path.parts) == 1 and not path.is_file()
+    return RECIPES / f"{recipe}.toml" if named else path
+
+
+def _known_recipes() -> str:
+    names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
+    return f"give a file, or one of {names}" if names else f"give a file; there is no {RECIPES}"
+
+
+def _with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    merged = _merge(tree, recipe)
+    precision = recipe.get("model", {}).get("precision")
+    if precision is None:
+        return merged
+    trainer = dict(merged.get("trainer", {}))
+    if "backward_override" not in recipe.get("trainer", {}):
+        trainer.pop("backward_override", None)
+    model = {**merged["model"], "precision": dict(precision)}
+    return {**merged, "model": model, "trainer": trainer}
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Sections key by key; of any other value, and of a section of another type, `over`'s."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = base.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        same_type = both and value.get("type", old.get("type")) == old.get("type")
+        merged[key] = _merge(old, value) if same_type else value
+    return merged
 
 
 def parse_config(tree: dict[str, Any]) -> RunConfig:

@@ -6,6 +6,28 @@ from typing import Any, get_args
 from fos_rl.config import section_models
 from fos_rl.spec import Frozen
 
+# Each is refused before a host starts; tests/test_explain.py makes each of these mistakes.
+IMPOSSIBLE = {
+    "recipe = 'bf16' with trainer.backward_override": "nothing is quantized, so there is no other "
+    "backward; leave it out",
+    "row_scaled_activation = true with trainer.backward_override = 'quantized'": "the weight "
+    "gradient sums over rows, and a factor of each row cannot leave that sum; use 'high_precision' "
+    "or 'dequantized', or row_scaled_activation = false",
+    "a layer whose inputs are no multiple of 16 (mxfp8: 32)": "blocks run along them; exclude it",
+    "weight_block = '16x16' with outputs that are no multiple of 16": "a block has 16 rows; use "
+    "'1x16', or exclude the layer",
+    "backward 'quantized' with outputs that are no multiple of 16 (mxfp8: 32)": "blocks of dY run "
+    "along them; use 'high_precision' or 'dequantized', or exclude the layer",
+    "a pattern of include or exclude that matches no layer": "a typing mistake would quantize "
+    "something else; `*.mlp.experts.*` needs a mixture of experts",
+    "include, exclude and the bf16 windows that together leave no layer": "use recipe = 'bf16'",
+    "gemm = 'native' without compute capability 10.0 or 10.3": "no FP4 units; use 'emulated'",
+    "err_mode or e4m3_scale_bound with recipe = 'nvfp4'": "one encoding, with bound 448; use "
+    "'nvfp4_four_over_six'",
+    "row_scaled_activation, weight_block with recipe = 'mxfp8'": "it has one scale for 32 elements "
+    "and no amax above it; leave them out",
+}
+
 
 def explain(section: str = "") -> str:
     """The fields of a section and of the sections below it.
@@ -16,7 +38,15 @@ def explain(section: str = "") -> str:
     models = section_models(section)
     if not models:
         raise ValueError(f"no section {section!r}; fos-rl explain lists all")
-    return "\n".join(_explain_model(section, model) for model in models)
+    text = "\n".join(_explain_model(section, model) for model in models)
+    return f"{text}\n{_explain_impossible()}" if section == "model.precision" else text
+
+
+def _explain_impossible() -> str:
+    lines = ["[model.precision: what cannot work together, and why]"]
+    for combination, reason in IMPOSSIBLE.items():
+        lines += [f"  {combination}", f"      {reason}"]
+    return "\n".join(lines) + "\n"
 
 
 def _explain_model(section: str, model: type[Frozen]) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.config import RunConfig, VowelsData, load_config, parse_config
 from fos_rl.explain import explain
+from fos_rl.spec import FourOverSix, Mxfp8
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
 GOOD = {"model": {"path": "random:llama"}, "data": {"type": "arithmetic"}}
 
 
@@ -23,6 +25,27 @@ def _merged(section: str, **values: object) -> dict:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_shipped_config_loads(path: Path) -> None:
     assert isinstance(load_config(path), RunConfig)
+
+
+def test_every_toml_is_a_config_or_a_recipe() -> None:
+    assert {*CONFIGS, *RECIPES} == set((ROOT / "configs").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("base", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_loads_over_every_config(path: Path, base: Path) -> None:
+    config, plain = load_config(base, recipe=str(path)), load_config(base)
+    wanted = tomllib.loads(path.read_text())
+    assert config.model.precision.model_dump(mode="json", exclude_defaults=True).items() <= (
+        wanted["model"]["precision"].items()
+    )
+    assert config.trainer.backward_override == wanted.get("trainer", {}).get("backward_override")
+    # All else is the base's.
+    model = plain.model.model_copy(update={"precision": config.model.precision})
+    trainer = plain.trainer.model_copy(
+        update={"backward_override": config.trainer.backward_override}
+    )
+    assert config == plain.model_copy(update={"model": model, "trainer": trainer})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +98,54 @@ def test_overrides_are_merged_before_validation(tmp_path: Path) -> None:
     assert config.data.difficulty == 2
     assert config.model.path == "random:qwen3"
     assert config.steps == 7
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with run.toml and the recipe `mine`, as the current directory."""
+    (tmp_path / "configs" / "recipes").mkdir(parents=True)
+    precision = {"recipe": "nvfp4_four_over_six", "err_mode": "mae"}
+    run = {
+        **_merged("model", precision=precision),
+        "trainer": {"lr": 3e-6, "backward_override": "dequantized"},
+    }
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(run))
+    mine = {"model": {"precision": {"recipe": "mxfp8"}}, "trainer": {"warmup_steps": 5}}
+    (tmp_path / "configs" / "recipes" / "mine.toml").write_text(tomli_w.dumps(mine))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_recipe_replaces_the_precision_and_its_backward(recipes: Path) -> None:
+    for name in ("mine", "configs/recipes/mine.toml", str(recipes / "configs/recipes/mine.toml")):
+        config = load_config("run.toml", recipe=name)
+        assert config.model.precision == Mxfp8()
+        assert config.trainer.backward_override is None
+        assert (config.trainer.lr, config.trainer.warmup_steps) == (3e-6, 5)
+        assert config.model.path == "random:llama"
+
+
+def test_overrides_come_after_the_recipe(recipes: Path) -> None:
+    overrides = ["model.precision.scale_mode=floor", "trainer.backward_override=high_precision"]
+    config = load_config("run.toml", overrides, "mine")
+    assert config.model.precision == Mxfp8(scale_mode="floor")
+    assert config.trainer.backward_override == "high_precision"
+
+
+def test_a_recipe_without_precision_keeps_the_files(recipes: Path) -> None:
+    (recipes / "data.toml").write_text('data = { type = "vowels" }')
+    config = load_config("run.toml", recipe="data.toml")
+    assert config.model.precision == FourOverSix(err_mode="mae")
+    assert config.trainer.backward_override == "dequantized"
+    assert config.data == VowelsData()
+
+
+def test_unknown_recipes_list_the_known(recipes: Path) -> None:
+    with pytest.raises(ValueError, match=r"recipes.nvfp8.toml does not exist.*one of mine"):
+        load_config("run.toml", recipe="nvfp8")
+    (recipes / "bad.toml").write_text("model = ")
+    with pytest.raises(ValueError, match=r"bad\.toml is not valid TOML"):
+        load_config("run.toml", recipe="bad.toml")
 
 
 def test_another_data_type_replaces_the_section(tmp_path: Path) -> None:

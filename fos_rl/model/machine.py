@@ -1,0 +1,69 @@
+"""Whether a recipe fits the model and the machine, asked before any host starts, with reasons."""
+
+from collections.abc import Iterable
+
+import torch
+
+from fos_rl.kernels.availability import unavailable_reason
+from fos_rl.model.convert import check_spec, quantizer_recipe
+from fos_rl.quant.gemm import check_gemm
+from fos_rl.quant.recipes import Backward, resolve_backward
+from fos_rl.spec import Bf16, ModelSpec, Nvfp4
+
+
+def check_precision(
+    spec: ModelSpec, backward: Backward | None, devices: Iterable[str]
+) -> list[str]:
+    """What a user should know about the recipe, one note a line.
+
+    Args:
+        devices: "cpu" and "cuda", where a host of this machine uses it.
+
+    Raises:
+        ValueError: naming the layer or the setting that cannot work, and the remedy.
+    """
+    precision = spec.precision
+    if isinstance(precision, Bf16):
+        return []
+    if precision.gemm == "native":
+        for device in devices:
+            if reason := native_gemm_reason(device):
+                raise ValueError(
+                    f"model.precision.gemm = 'native': {reason}; set it to 'emulated', which "
+                    "multiplies the same operands on any device"
+                )
+    recipe = quantizer_recipe(precision)
+    mode = resolve_backward(backward, recipe.row_scaled_activation)
+    notes = [f"quantized  {len(check_spec(spec, mode))} weights, backward {mode}"]
+    if isinstance(precision, Nvfp4) and not precision.row_scaled_activation:
+        notes.append(
+            "warning    model.precision.row_scaled_activation = false: one amax covers all tokens "
+            "of a GEMM, so a token's log-prob depends on the others of its batch and differs "
+            "between generator and trainer"
+        )
+    return notes
+
+
+def native_gemm_reason(device: str) -> str | None:
+    """Why gemm 'native' cannot run on a device of this machine; None if it can."""
+    try:
+        check_gemm("native", torch.device(device))
+    except RuntimeError as error:
+        return str(error).removeprefix("gemm 'native' unavailable: ")
+    return None
+
+
+def describe_machine() -> str:
+    """What of `model.precision` can run here, and what cannot and why."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "no CUDA device"
+    reasons = {
+        "gemm = 'emulated'": None,
+        "gemm = 'native'": native_gemm_reason(device),
+        "quantizer 'reference'": None,
+        "quantizer 'cute'": unavailable_reason(torch.empty(16, 16, device=device)),
+    }
+    lines = [f"[this machine: {name}]"]
+    for what, reason in reasons.items():
+        lines.append(f"  {what}: {f'unavailable, {reason}' if reason else 'runs'}")
+    return "\n".join(lines) + "\n"
