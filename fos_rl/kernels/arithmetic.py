@@ -93,50 +93,76 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
     return GlobalScale(amax, encode, four, outside & ~is_zero)
 
 
-def _is_tie_multiplier(multiplier: Float32) -> Boolean:
-    """Whether some bf16 x has fl(x * multiplier) exactly on a midpoint of E2M1.
+def _untie(multiplier: Float32, product: Float32) -> tuple[Uint32, Boolean]:
+    """What to add to the bits of m for the short candidate (0, 1 or -1), and whether nothing will do.
 
-    All midpoints have the significand 1, 1.25, 1.5 or 1.75. Elsewhere rounding x * multiplier
-    first to fp32 and then to E2M1 equals rounding the exact product once.
+    The reference rounds fl(x * m) to E2M1, the short candidate x * m itself. They differ only where
+    fl(x * m) is a midpoint T of E2M1 and x * m is not: the reference then rounds to the even code,
+    which lies below T for the significands 1 and 1.25 and above it for 1.5 and 1.75. One ulp more or
+    less in m puts x * m on that side. It is refused where it might move another product across a
+    midpoint, or where two midpoints disagree. product is close to 1 / m, so T * product is x.
     """
-    significand = ptx.from_bits(ptx.or_(ptx.and_(ptx.bits(multiplier), 0x7FFFFF), 0x3F800000))
-    inverse = ptx.div(1.0, significand)
-    found = Boolean(False)
-    for midpoint in (1.0, 1.25, 1.5, 1.75):
-        near = ptx.mul(inverse, midpoint)
-        x = ptx.from_bits(ptx.and_(ptx.iadd(ptx.bits(near), 0x8000), 0xFFFF0000))
-        found = found | (ptx.mul(x, significand) == Float32(midpoint))
-    return found
+    mantissa, one = 0x7FFFFF, 0x3F800000
+    m = ptx.from_bits(ptx.lop3(ptx.bits(multiplier), mantissa, one, 0xEA))
+    inverse = ptx.from_bits(ptx.lop3(ptx.bits(product), mantissa, one, 0xEA))
+    # Both significands multiply to about 2, or to 1 where both are 1.
+    unit = ptx.select(ptx.mul(m, inverse) < Float32(1.5), Float32(1.0), Float32(2.0))
+    wrong = {True: Boolean(False), False: Boolean(False)}
+    crowded = Boolean(False)
+    for midpoint, even_above in ((1.0, False), (1.25, False), (1.5, True), (1.75, True)):
+        target = ptx.mul(unit, midpoint)
+        near = ptx.iadd(ptx.bits(ptx.mul(inverse, midpoint)), 0x8000)
+        x = ptx.from_bits(ptx.and_(near, 0xFFFF0000))
+        rest = ptx.fma(x, m, ptx.neg(target))
+        on_wrong_side = rest < Float32(0.0) if even_above else rest > Float32(0.0)
+        bad = (ptx.mul(x, m) == target) & on_wrong_side
+        crowded = crowded | ((ptx.abs_(rest) < Float32(2.0**-20)) & ~bad)
+        wrong[even_above] = wrong[even_above] | bad
+    step = ptx.select(wrong[False], Uint32(0xFFFFFFFF), Uint32(0))
+    step = ptx.select(wrong[True], Uint32(1), step)
+    hopeless = (wrong[True] & wrong[False]) | ((wrong[True] | wrong[False]) & crowded)
+    return ptx.select(hopeless, Uint32(0), step), hopeless
+
+
+def exact_multiplier(first: Float32, weight: Float32) -> Float32:
+    """m * 2^-14 of a table entry: its first number without the step, kept in weight's low bits."""
+    return ptx.from_bits(ptx.isub(ptx.bits(first), ptx.sar(ptx.shl(ptx.bits(weight), 30), 30)))
 
 
 def table_entry(
     scale_byte: Uint32, g: GlobalScale, recipe: Recipe
 ) -> tuple[Float32, Float32, Float32, Float32]:
-    """What depends on one E4M3 scale and the amax: m * 2^-14, its leading bits * 2^22, the weight of
-    an estimated error, and the largest block amax for which the short candidate applies.
+    """What depends on one E4M3 scale and the amax: m * 2^-14 (with the step of _untie), its leading
+    bits * 2^22, the weight of an estimated error (and the step in its last two bits), and the largest
+    block amax for which the short candidate applies.
 
     m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
-    range the first number is m itself. The short candidate is out for subnormal and NaN scales and
-    multipliers with ties, and for a saturated scale whose products pass 6.2; a block of zeros is
-    always easy.
+    range the first number is m itself. The short candidate is out for subnormal and NaN scales, for
+    multipliers with ties that no neighbour resolves, and for a saturated scale whose products pass
+    6.2; a block of zeros is always easy.
     """
     scale = ptx.e4m3_to_float(scale_byte)
-    decode = ptx.div(1.0, g.encode)
-    multiplier = ptx.min_nan(ptx.div(1.0, ptx.mul(scale, decode)), FP32_MAX)
-    scaled = ptx.mul(multiplier, VALUE_SCALE)
-    leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
+    decode = ptx.rcp(g.encode)
+    product = ptx.mul(scale, decode)
+    multiplier = ptx.min_nan(ptx.rcp(product), FP32_MAX)
+    step, hopeless = _untie(multiplier, product)
+    step = ptx.select(g.is_wild, Uint32(0), step)
     weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
+    # Scales and their squares have few bits: two more at the end do not matter to an estimate.
+    weight = ptx.from_bits(ptx.or_(ptx.bits(weight), ptx.and_(step, 3)))
     careful = (
         (scale_byte < Uint32(_FIRST_NORMAL_SCALE))
         | (scale_byte == Uint32(_NAN_SCALE))
-        | _is_tie_multiplier(multiplier)
+        | hopeless
     )
+    scaled = ptx.mul(multiplier, VALUE_SCALE)
+    leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
     limit = ptx.select(
         scale_byte == Uint32(_LAST_SCALE), ptx.mul(decode, 6.0 * 464.0), Float32(FP32_MAX)
     )
     limit = ptx.select(careful, Float32(-1.0), limit)
     limit = ptx.select(scale_byte == Uint32(0), Float32(0.0), limit)
-    first = ptx.select(g.is_wild, multiplier, scaled)
+    first = ptx.select(g.is_wild, multiplier, ptx.from_bits(ptx.iadd(ptx.bits(scaled), step)))
     return first, leading, weight, limit
 
 

@@ -39,8 +39,10 @@ def segment(raw, index: int, recipe: Recipe) -> list:
 def _candidates(raw, rows, recipe, entries, kind):
     """Packed values and estimates of every candidate (six, then four), rows after rows."""
     packed, totals = [], []
-    for multiplier, leading in entries:
+    for multiplier, leading, weight in entries:
         total = None
+        if kind == "careful":
+            multiplier = arithmetic.exact_multiplier(multiplier, weight)
         for row in range(rows):
             x = arithmetic.widen(segment(raw, row, recipe), recipe.dtype)
             if kind == "short":
@@ -138,11 +140,11 @@ def encode(
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
     m6, lead6, weight6, limit = ptx.shared_load(ptx.iadd(table, entry6), 4)
-    entries = [(m6, lead6)]
+    entries = [(m6, lead6, weight6)]
     weight4 = weight6
     if const_expr(two):
         m4, lead4, weight4, limit4 = ptx.shared_load(ptx.iadd(table, entry4), 4)
-        entries = [(m6, lead6), (m4, lead4)]
+        entries = [(m6, lead6, weight6), (m4, lead4, weight4)]
         limit = ptx.min_(limit, limit4)
     packed = cute.make_rmem_tensor(8 * rows, Uint32)
     totals = cute.make_rmem_tensor(2, Float32)

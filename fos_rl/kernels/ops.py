@@ -3,6 +3,7 @@
 Arguments are those that the reference in ``fos_rl.quant`` has checked; results have its bits.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
 
-_FLAT_THREADS, _SQUARE_THREADS, _AMAX_THREADS = 256, 128, 512
+_THREADS, _AMAX_THREADS = 128, 512
+# CTAs that share an SM, and CTAs a launch has for each SM: twice that many even out the end.
+_CTAS_PER_SM, _CTAS_PER_LAUNCH = 6, 12
 # A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
 _AMAX_BYTES, _AMAX_CTAS = 32768, 4
 
@@ -30,6 +33,7 @@ def _dtype_name(x: Tensor) -> str:
     return "bfloat16" if x.dtype == torch.bfloat16 else "float32"
 
 
+@functools.cache
 def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -40,12 +44,10 @@ def _row_threads(cols: int) -> int:
     return 32 if blocks <= 32 else 64 if blocks <= 96 else 128
 
 
-def _units(blocks: int, threads: int, sms: int, most: int) -> int:
-    """Blocks a thread takes in turn: more only once every SM has several CTAs."""
-    units = most
-    while units > 1 and blocks < units * threads * sms * 8:
-        units //= 2
-    return units
+def _ctas(blocks: int, stack: int, device: torch.device) -> int:
+    """CTAs for each matrix of a stack: enough for the device, each with at least a block a thread."""
+    needed = -(-blocks // _THREADS)
+    return max(1, min(needed, -(-_CTAS_PER_LAUNCH * _sm_count(device) // stack)))
 
 
 def partial_amaxes(x: Tensor, stack: int) -> Tensor:
@@ -85,17 +87,14 @@ def quantize(
     rows = x.shape[0]
     given = global_amax is not None
     if row_scaled:
-        layout, threads, units = "rowwise", _row_threads(cols), 1
+        layout, threads, ctas = "rowwise", _row_threads(cols), rows
         amax = global_amax if given else torch.empty(rows, dtype=torch.float32, device=device)
     else:
         amax = global_amax if given else partial_amaxes(x, stack)
-        if block == "16x16":
-            layout, threads = "square", _SQUARE_THREADS
-            tiles = (rows // 16) * ((cols + 63) // 64)
-            units = _units(tiles * 32, threads, _sm_count(device), 2)
-        else:
-            layout, threads = "flat", _FLAT_THREADS
-            units = _units(rows * cols // 16, threads, _sm_count(device), 4)
+        layout, threads = ("square" if block == "16x16" else "flat"), _THREADS
+        # A warp of the square kernel takes 16 rows of 64 elements, 32 elements a thread.
+        across = -(-cols // 64) * 2 if layout == "square" else cols // 16
+        ctas = _ctas(rows // stack * across, stack, device)
     if given:
         amax = amax.view(-1)
     kernel = compile_cache.load(
@@ -103,7 +102,7 @@ def quantize(
         (
             layout,
             (_dtype_name(x), method, err_mode if method == "four_over_six" else "mse", bound),
-            (threads, units, given),
+            (threads, given, True, _CTAS_PER_SM * _THREADS // threads),
             (codes, operand),
         ),
         architecture(device),
@@ -111,7 +110,7 @@ def quantize(
     code_bytes = torch.empty((rows, cols // 2), dtype=torch.uint8, device=device)
     scale_bytes = torch.empty((rows, cols // 16), dtype=torch.uint8, device=device)
     product = torch.empty_like(x, dtype=torch.bfloat16) if operand else x
-    kernel(x, amax, code_bytes, scale_bytes, product, stack)
+    kernel(x, amax, code_bytes, scale_bytes, product, stack, ctas)
     if given:
         amax = global_amax
     elif not row_scaled:

@@ -94,6 +94,10 @@ def div(a, b) -> Float32:
     return _emit("div.rn.f32 {0}, {1}, {2};", (Float32,), (_f(a), _f(b)))
 
 
+def rcp(a) -> Float32:
+    return _emit("rcp.rn.f32 {0}, {1};", (Float32,), (a,))
+
+
 def mul_as_f64(a, b: float) -> Float32:
     """fl32(fl64(a * b)) for a constant b given in fp64: no branches, unlike div.rn.f32."""
     text = (
@@ -136,11 +140,6 @@ def max_bf16x2(a: Uint32, b: Uint32) -> Uint32:
     return _emit("max.NaN.xorsign.abs.bf16x2 {0}, {1}, {2};", (Uint32,), (a, b))
 
 
-def mul_bf16x2(a: Uint32, b: Uint32) -> Uint32:
-    # The addend is -0, so that fma keeps the sign of a zero product (mul.bf16x2 needs sm_90).
-    return _emit("fma.rn.bf16x2 {0}, {1}, {2}, {3};", (Uint32,), (a, b, Uint32(0x80008000)))
-
-
 def bits(a: Float32) -> Uint32:
     return Uint32(llvm.bitcast(Uint32.mlir_type, a.ir_value()))
 
@@ -159,6 +158,15 @@ def or_(a, b) -> Uint32:
 
 def iadd(a, b) -> Uint32:
     return _emit("add.u32 {0}, {1}, {2};", (Uint32,), (a, _u(b)))
+
+
+def isub(a, b) -> Uint32:
+    return _emit("sub.u32 {0}, {1}, {2};", (Uint32,), (a, _u(b)))
+
+
+def sar(a, n: int) -> Uint32:
+    """a shifted right with its sign."""
+    return _emit("shr.s32 {0}, {1}, {2};", (Uint32,), (a, str(n)))
 
 
 def imax(a, b) -> Uint32:

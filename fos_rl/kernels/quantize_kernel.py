@@ -14,6 +14,9 @@ from fos_rl.kernels import arithmetic, ptx
 from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES
 from fos_rl.kernels.encode import block_amax, encode, read, words_per_block, write
 
+# Of an SM's memory for shared memory, of which the tables need little; the rest is L1 cache.
+SHARED_PERCENT = 20
+
 
 @dataclass(frozen=True)
 class Output:
@@ -34,6 +37,7 @@ class Plan:
     threads: int
     given_amax: bool = True
     load_ahead: bool = True
+    ctas_per_sm: int = 6
 
 
 @cute.jit
@@ -235,7 +239,11 @@ def launch_flat(
     plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
     flat(x, amax, codes, scales, operand, stack, recipe, plan, output).launch(
-        grid=[ctas, stack, 1], block=[plan.threads, 1, 1], stream=stream
+        grid=[ctas, stack, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=plan.ctas_per_sm,
+        preferred_smem_carveout=SHARED_PERCENT,
     )
 
 
@@ -288,7 +296,11 @@ def launch_rowwise(
     plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
     rowwise(x, amax, codes, scales, operand, recipe, plan, output).launch(
-        grid=[x.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
+        grid=[x.shape[0], 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=plan.ctas_per_sm,
+        preferred_smem_carveout=SHARED_PERCENT,
     )
 
 
@@ -364,5 +376,9 @@ def launch_square(
     plan: cutlass.Constexpr, output: cutlass.Constexpr,
 ):
     square(x, amax, codes, scales, operand, stack, recipe, plan, output).launch(
-        grid=[ctas, stack, 1], block=[plan.threads, 1, 1], stream=stream
+        grid=[ctas, stack, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=plan.ctas_per_sm,
+        preferred_smem_carveout=SHARED_PERCENT,
     )

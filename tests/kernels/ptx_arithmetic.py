@@ -155,6 +155,7 @@ def _register() -> None:
     _typed("mul.rn.f32", f32, np.multiply)
     _typed("div.rn.f32", f32, np.divide)
     _typed("fma.rn.f32", f32, fma)
+    _typed("rcp.rn.f32", f32, lambda a: np.float32(1.0) / a)
     _typed("mul.rn.f64", f64, np.multiply)
     _typed("abs.f32", f32, np.abs)
     _typed("neg.f32", f32, np.negative)
