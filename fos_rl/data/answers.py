@@ -26,10 +26,10 @@ _MARKER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ANSWER_IS = re.compile(r"\banswer\s+(?:is|=)\s+", re.IGNORECASE)
-_BOXED = re.compile(r"\\f?boxed\s*(?=\{)")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # The prompts' own stand-in for an answer, when a response repeats them.
 _PLACEHOLDER = re.compile(r"[\s*_`]*(?:\\boxed\s*)?[{<\[(]?\s*\$\s*answer\b", re.IGNORECASE)
-_BEFORE_ANSWER = re.compile(r"[\s*_`#]*(?:```\w*\s)?\s*")
+_BEFORE_ANSWER = re.compile(r"[\s*_`#}]*(?:```\w*\s)?\s*")
 _JOINED = re.compile(r"[\s$.]*(?:or|and|,|或|和)[\s$]*(?=[\d\\$.+-])", re.IGNORECASE)
 
 

@@ -24,6 +24,7 @@ _NEGATIONS = frozenset({"not", "never", "cannot", "can't", "isn't", "doesn't", "
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 # Two values next to each other are a product to a LaTeX parser and two answers to a reader.
 _SIDE_BY_SIDE = re.compile(r"[\d}]\s+[\d.]|\d\s+\\frac")
+_INDEX = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}\s+[A-Za-z]{2,}")
 
 
@@ -171,7 +172,9 @@ def _is_several(answer: str) -> bool:
     if r"\begin{" in answer:
         return False
     return bool(
-        len(split_elements(answer)) > 1 or _SIDE_BY_SIDE.search(answer) or _PROSE.search(answer)
+        len(split_elements(answer)) > 1
+        or _SIDE_BY_SIDE.search(_INDEX.sub("", answer))
+        or _PROSE.search(answer)
     )
 
 
@@ -247,7 +250,7 @@ def _formulas_equal(answer: str, gold: str) -> bool:
         return True
     from math_verify import verify
 
-    if not verify(parsed_gold, parsed_answer, timeout_seconds=None):
+    if not verify(parsed_gold, parsed_answer, timeout_seconds=0):
         return False
     return _not_only_rounded(parsed_answer, parsed_gold)
 
@@ -265,7 +268,7 @@ def _parse(formula: str) -> Any:
     formula = re.sub(r"(?<![\\A-Za-z])(?:sqrt|√)\s*\(([^()]*)\)", r"\\sqrt{\1}", formula)
     formula = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", formula)
     formula = re.sub(r"(?<![\\A-Za-z])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty", formula)
-    found = parse(f"${formula}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+    found = parse(f"${formula}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=0)
     # The string form follows when parsing went well; alone it says that it did not.
     return found[0] if found and not isinstance(found[0], str) else None
 

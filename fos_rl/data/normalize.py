@@ -58,13 +58,16 @@ _REPLACEMENTS = [
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\dbinom", r"\\binom"),
+        (r"\\varnothing", r"\\emptyset"),
         (r"\\(?:leqslant|le)(?![a-zA-Z])|<=", r"\\leq"),
         (r"\\(?:geqslant|ge)(?![a-zA-Z])|>=", r"\\geq"),
         (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
         (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", "°"),
         (r"\\%", "%"),
-        (r"\*\*|__|`", ""),
+        (r"\*\*|__|`|</?(?:b|i|em|strong|code)>", ""),
+        # Check marks and emoji.
+        (r"[\u2600-\u27bf\ufe0f\U0001f300-\U0001faff]", ""),
         (r"\s*\^\s*", "^"),
         (r"\s+", " "),
     )
@@ -94,7 +97,7 @@ def normalize_answer(text: str) -> str:
     before = None
     while before != text:
         before = text
-        text = text.strip(" \n\"'“”‘’*:").rstrip(".,;").strip()
+        text = text.strip(" \n\"'“”‘’*:").rstrip(".,;?").strip()
         # Words stay if nothing is behind them.
         text = _LEAD.sub("", text, count=1) or text
         if text.startswith("_") or text.endswith("_"):
@@ -239,6 +242,8 @@ def _equation_value(text: str) -> Number | None:
     left, equals, right = re.sub(r"\\approx", "=", text).rpartition("=")
     if not equals or re.search(r"[!<>,;]\s*$|\\neq|\\[lg]eq|[,;]", left):
         return None
+    if re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", right.strip()):
+        right = left
     return bare_number(right.strip()) if _harmless(_WORD.findall(left)) else None
 
 

@@ -17,6 +17,7 @@ from fos_rl.config import (
 )
 from fos_rl.data.arithmetic import generate_arithmetic
 from fos_rl.data.tables import iterate_columns, open_table, require_column
+from fos_rl.data.verifiers import Rule
 
 Messages = tuple[tuple[str, str], ...]
 """A chat as (role, content) pairs."""
@@ -85,7 +86,7 @@ class Problems:
 
     rows: list[Problem]
     summary: ProblemCounts
-    verifier: str = "math"
+    verifier: Rule = "math"
 
 
 def load_problems(config: Data, seed: int) -> Problems:

@@ -105,6 +105,7 @@ def iterate_columns(table: "Dataset", columns: Sequence[str]) -> Iterator[tuple[
     # disable=None shows the bar on a terminal only.
     disable = True if len(table) < _PROGRESS_ROWS else None
     with tqdm(total=len(table), unit=" rows", desc="reading problems", disable=disable) as bar:
+        batch: Any
         for batch in arrow.iter(_BATCH_ROWS):
             values = [
                 _column_values(batch, top, entry) for top, entry in zip(tops, entries, strict=True)
