@@ -32,10 +32,11 @@ class Hosts:
         rollout: RolloutConfig,
         algorithm: AlgorithmConfig,
         trainer: TrainerConfig,
+        engine: GeneratorConfig | None = None,
     ) -> None:
         spec = ModelSpec(architecture=read_architecture(folder), precision=precision)
         self.loop = asyncio.new_event_loop()
-        engine = GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
+        engine = engine or GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
         self.generator = VllmGenerator(spec, folder, rollout, engine, "cpu")
         self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device("cpu"))
 
