@@ -1,4 +1,4 @@
-"""The command line: `fos-rl train` and `fos-rl explain`."""
+"""The command line: `fos-rl train`, `fos-rl resume` and `fos-rl explain`."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ Train a model with GRPO as a TOML file describes it.
 
   fos-rl train configs/demo.toml
   fos-rl train configs/demo.toml --set trainer.lr=3e-6 --set rollout.group_size=4
+  fos-rl train configs/demo.toml --recipe nvfp4 --set model.precision.compute_dtype=float32
   fos-rl train configs/demo.toml --dry-run      check everything, start nothing
 
 The run folder (by default runs/NAME of the config file) gets the resolved config, the
@@ -49,16 +50,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("config", help="a TOML file; see configs/")
     train.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="A.B=VALUE",
-        help="override a setting; may be given often",
+        "--recipe",
+        metavar="NAME",
+        help="a recipe in configs/recipes, or a file like them, merged over the config before "
+        "--set; its [model.precision] replaces the config's whole",
     )
+    _add_overrides(train)
     train.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/NAME)")
     train.add_argument("--dry-run", action="store_true", help="check everything, start nothing")
     train.set_defaults(run=_train)
+
+    resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
+    resume.add_argument("folder", type=Path, metavar="RUN", help="the run folder")
+    _add_overrides(resume)
+    resume.set_defaults(run=_resume)
 
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
@@ -68,8 +73,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="override a setting; may be given often",
+    )
+
+
 def _train(args: argparse.Namespace) -> int:
-    config = load_config(args.config, args.overrides)
+    config = load_config(args.config, args.overrides, args.recipe)
     # Only now the heavy imports: a wrong config answers at once.
     from fos_rl.launch import planned, train
 
@@ -82,10 +98,22 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
+def _resume(args: argparse.Namespace) -> int:
+    from fos_rl.launch import resume
+
+    resume(args.folder, args.overrides)
+    return 0
+
+
 def _explain(args: argparse.Namespace) -> int:
     from fos_rl.explain import explain
 
     print(explain(args.section))
+    if "model.precision".startswith(args.section):
+        # torch, only where it is asked for.
+        from fos_rl.model.machine import describe_machine
+
+        print(describe_machine())
     return 0
 
 

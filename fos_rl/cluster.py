@@ -99,6 +99,19 @@ class TrainerActor:
     def weight_checksums(self) -> dict[str, int]:
         return self.trainer.weight_checksums()
 
+    def save_model(self, folder: Path) -> None:
+        self.trainer.save_model(folder)
+
+    def save_checkpoint(self, folder: Path) -> None:
+        from fos_rl.trainer.checkpoint import save_checkpoint
+
+        save_checkpoint(self.trainer, folder)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        from fos_rl.trainer.checkpoint import load_checkpoint
+
+        load_checkpoint(self.trainer, folder)
+
     def export_weights(self) -> Iterator[dict[str, np.ndarray]]:
         yield from self.trainer.export_weights()
 
@@ -239,6 +252,19 @@ class Cluster:
             self.trainer.policy_version.remote(), self.trainer.weight_checksums.remote()
         )
         self._get("generator", "finish_weight_sync", finish)
+
+    # Between steps.
+
+    def save_model(self, folder: Path) -> None:
+        self._get("trainer", "save_model", self.trainer.save_model.remote(folder.resolve()))
+
+    def save_checkpoint(self, folder: Path) -> None:
+        call = self.trainer.save_checkpoint.remote(folder.resolve())
+        self._get("trainer", "save_checkpoint", call)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        call = self.trainer.load_checkpoint.remote(folder.resolve())
+        self._get("trainer", "load_checkpoint", call)
 
     def _get(self, actor: str, call: str, ref: Any, timeout_s: float | None = None) -> Any:
         timeout_s = timeout_s or self.config.cluster.call_timeout_s

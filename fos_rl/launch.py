@@ -1,15 +1,17 @@
 """From a config to a finished run: check everything, start the hosts, drive the loop."""
 
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
-from fos_rl.config import RunConfig
+from fos_rl.config import RunConfig, load_config
 from fos_rl.console import RunConsole
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
@@ -17,8 +19,10 @@ from fos_rl.data.verifiers import VerifierPool
 from fos_rl.grpo import grpo_steps
 from fos_rl.loggers import start_loggers
 from fos_rl.model.hf import read_architecture, resolve_model
-from fos_rl.runs import RunFolder, describe_environment, new_run_folder, read_metrics
+from fos_rl.model.machine import check_precision
+from fos_rl.runs import RunFolder, describe_environment, read_metrics
 from fos_rl.spec import ModelSpec
+from fos_rl.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ def planned(config: RunConfig) -> Iterator[Plan]:
         placement = plan_placement(config, _count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
         spec = ModelSpec(architecture=read_architecture(folder), precision=config.model.precision)
+        devices = _known_devices(config, placement)
+        precision_notes = check_precision(spec, config.trainer.backward_override, devices)
         problems = load_problems(config.data, config.seed)
         prompts = PromptSet(problems, AutoTokenizer.from_pretrained(folder), config)
         yield Plan(
@@ -54,6 +60,7 @@ def planned(config: RunConfig) -> Iterator[Plan]:
                 f"model      {config.model.path} ({spec.architecture.family}), contract "
                 f"{spec.contract_hash()}",
                 f"precision  {spec.precision.recipe}, {spec.precision.compute_dtype} activations",
+                *precision_notes,
                 f"data       {prompts.summary}",
                 f"placement  {placement.describe()}",
             ],
@@ -61,30 +68,83 @@ def planned(config: RunConfig) -> Iterator[Plan]:
 
 
 def train(config: RunConfig, out: Path) -> Path:
-    """Run GRPO to the end; returns the run folder. Ctrl-C leaves it readable."""
-    console = RunConsole(config.steps)
+    """Run GRPO in a new folder; returns it. Ctrl-C leaves it readable."""
+    return _run(config, lambda environment: RunFolder.create(out, config, environment))
+
+
+def resume(run: Path, overrides: Sequence[str] = ()) -> Path:
+    """Go on with a run from its newest checkpoint, under its own config.
+
+    Raises:
+        ValueError: when there is no run or no checkpoint.
+    """
+    checkpoint, step = latest_checkpoint(run)
+    config = load_config(run / "config.toml", overrides)
+    if step >= config.steps:
+        raise ValueError(
+            f"{run} has finished its {config.steps} steps; pass --set steps=N to go further"
+        )
+    return _run(
+        config, lambda environment: RunFolder.reopen(run, step, environment), checkpoint, step
+    )
+
+
+def _run(
+    config: RunConfig,
+    open_folder: Callable[[dict[str, Any]], RunFolder],
+    checkpoint: Path | None = None,
+    first_step: int = 0,
+) -> Path:
+    console = RunConsole(config.steps, first_step)
     with console.doing("reading model and data"), planned(config) as plan:
         for note in plan.notes:
             console.say(note)
-        folder = new_run_folder(out)
-        console.say(f"run folder {folder}")
         verifier = VerifierPool(config.reward, plan.prompts.verifier)
-        environment = describe_environment(
-            contract=plan.spec.contract_hash(), verifier=verifier.name
+        journal = open_folder(
+            describe_environment(contract=plan.spec.contract_hash(), verifier=verifier.name)
         )
-        journal = RunFolder(folder, config, environment)
+        folder = journal.path
+        console.say(f"run folder {folder}")
         loggers = [journal.metrics, *start_loggers(config, folder), console.step]
         with console.doing("starting trainer and generator"):
             cluster = Cluster(config, plan.spec, plan.model_folder, plan.placement)
         with cluster, verifier, console.live():
+            if checkpoint is not None:
+                cluster.load_checkpoint(checkpoint)
+                console.say(f"resumed from {checkpoint}")
             steps = grpo_steps(
-                config, plan.prompts, cluster, verifier, cluster, cluster.sync_weights, journal
+                config,
+                plan.prompts,
+                cluster,
+                verifier,
+                cluster,
+                cluster.sync_weights,
+                journal,
+                first_step,
             )
             for record in steps:
                 for log in loggers:
                     log(record)
+                done = record.step + 1
+                if config.trainer.save_every and done % config.trainer.save_every == 0:
+                    cluster.save_checkpoint(checkpoint_folder(folder, done))
+            _replace_model(cluster, folder / "model")
     console.summary(read_metrics(folder), str(folder))
+    console.say(f"model {folder / 'model'}")
     return folder
+
+
+def _replace_model(cluster: Cluster, folder: Path) -> None:
+    """Write the trained model; a resumed run replaces the one it wrote before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    cluster.save_model(folder)
+
+
+def _known_devices(config: RunConfig, placement: Placement) -> set[str]:
+    """Device types of the hosts; a GPU of a remote cluster is only known there."""
+    gpus = (placement.trainer_gpus, placement.generator_gpus)
+    devices = {"cuda" if number else "cpu" for number in gpus}
+    return devices if config.cluster.address == "local" else devices - {"cuda"}
 
 
 def _count_gpus(config: RunConfig) -> int:

@@ -42,13 +42,30 @@ def new_run_folder(wanted: Path) -> Path:
 class RunFolder:
     """Writes a run's files, each step flushed before the next begins."""
 
-    def __init__(self, path: Path, config: RunConfig, environment: dict[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        (path / "rollouts").mkdir()
-        (path / "config.toml").write_text(
-            tomli_w.dumps(_without_none(config.model_dump(mode="json")))
-        )
-        (path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+
+    @classmethod
+    def create(cls, wanted: Path, config: RunConfig, environment: dict[str, Any]) -> "RunFolder":
+        """A new folder, never an existing one: see `new_run_folder`."""
+        run = cls(new_run_folder(wanted))
+        (run.path / "rollouts").mkdir()
+        resolved = config.model_dump(mode="json", exclude_none=True)
+        (run.path / "config.toml").write_text(tomli_w.dumps(resolved))
+        _write_whole(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, next_step: int, environment: dict[str, Any]) -> "RunFolder":
+        """A run to go on with at `next_step`: what it did after that is done again."""
+        run = cls(path)
+        kept = [line for line in read_metrics(path) if line["step"] < next_step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        _write_whole(path / "metrics.jsonl", text)
+        started = json.loads((path / "environment.json").read_text())
+        started.setdefault("resumed", []).append({"step": next_step, **environment})
+        _write_whole(path / "environment.json", json.dumps(started, indent=2) + "\n")
+        return run
 
     def rollouts(self, step: int, samples: Sequence[Sample]) -> None:
         rows = ({**asdict(s.rollout), **_earned(s)} for s in samples)
@@ -104,17 +121,14 @@ def _earned(sample: Sample) -> dict[str, Any]:
 
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    _write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _write_whole(path: Path, text: str) -> None:
     # Under another name until whole: a reader never sees half a file.
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.write_text(text)
     partial.rename(path)
-
-
-def _without_none(value: Any) -> Any:
-    """TOML has no null: an absent key means the default."""
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return value
 
 
 def _version(package: str) -> str | None:

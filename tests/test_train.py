@@ -9,10 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fos_rl.config import load_config, parse_config
 from fos_rl.grpo import NoLearningSignal
-from fos_rl.launch import train
+from fos_rl.launch import resume, train
+from fos_rl.model.tiny import write_tiny_model
 from fos_rl.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -147,3 +149,30 @@ def _actors() -> set[int]:
         except OSError:
             continue
     return found
+
+
+def test_resume_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    """Four steps at once, and two steps, a checkpoint, then two more: the same metrics."""
+    settings = ["trainer.save_every=2", "trainer.lr=1e-2"]
+    whole = train(load_config(TINY_MOE, [*settings, "steps=4"]), tmp_path / "whole")
+    first = train(load_config(TINY_MOE, [*settings, "steps=3"]), tmp_path / "parts")
+    with pytest.raises(ValueError, match="no checkpoint"):
+        resume(tmp_path)
+    # Step 2 was done, but after the checkpoint: it is done again, and not twice in the metrics.
+    assert resume(first, ["steps=4"]) == first
+    want, got = read_metrics(whole), read_metrics(first)
+    assert [m["step"] for m in got] == [0, 1, 2, 3]
+    for a, b in zip(want, got, strict=True):
+        for key in a:
+            if not key.startswith(("time/", "throughput/")):
+                assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-6), key
+    # The trained model is a Hugging Face folder, and not the one it started from.
+    trained = AutoModelForCausalLM.from_pretrained(first / "model")
+    start = AutoModelForCausalLM.from_pretrained(
+        write_tiny_model("qwen3_moe", tmp_path / "m", seed=0)
+    )
+    pairs = zip(trained.parameters(), start.parameters(), strict=True)
+    assert any(not a.equal(b) for a, b in pairs)
+    assert AutoTokenizer.from_pretrained(first / "model").chat_template
+    with pytest.raises(ValueError, match="has finished its 4 steps"):
+        resume(first, ["steps=4"])

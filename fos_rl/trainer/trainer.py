@@ -13,7 +13,7 @@ from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder
-from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights
+from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.log_probs import token_log_probs
@@ -42,6 +42,7 @@ class GrpoTrainer:
         device: torch.device,
     ) -> None:
         self.spec = spec
+        self.model_folder = model_folder
         self.rollout = rollout
         self.algorithm = algorithm
         self.config = config
@@ -63,7 +64,7 @@ class GrpoTrainer:
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
-        self._updates = 0
+        self.updates = 0
 
     def contract(self) -> dict[str, object]:
         return self.spec.contract()
@@ -161,8 +162,8 @@ class GrpoTrainer:
 
     def _apply_gradients(self) -> float:
         """Clip, step, publish; returns the gradient norm before clipping."""
-        self._updates += 1
-        warmup = min(1.0, self._updates / max(1, self.config.warmup_steps))
+        self.updates += 1
+        warmup = min(1.0, self.updates / max(1, self.config.warmup_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * warmup
         norm = torch.nn.utils.clip_grad_norm_(list(self.masters), self.config.max_grad_norm)
@@ -171,6 +172,10 @@ class GrpoTrainer:
             self.masters.publish()
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
+
+    def save_model(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder that transformers and vLLM load."""
+        write_model(self.decoder, self.spec, self.model_folder, folder)
 
     # Weight sync.
 
