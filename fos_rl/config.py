@@ -304,9 +304,11 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         old = base.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        same_type = both and value.get("type", old.get("type")) == old.get("type")
-        merged[key] = _merge(old, value) if same_type else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            same_type = value.get("type", old.get("type")) == old.get("type")
+            merged[key] = _merge(old, value) if same_type else value
+        else:
+            merged[key] = value
     return merged
 
 
