@@ -17,14 +17,17 @@ def test_every_single_bit_counts() -> None:
     assert len(seen) == 1 + 40 * 16
 
 
-def test_order_and_length_count_but_chunks_do_not(monkeypatch) -> None:
-    tensor = torch.arange(1000, dtype=torch.float32)
-    assert checksum(tensor) != checksum(tensor.flip(0))
-    assert checksum(tensor) != checksum(tensor[:-1])
-    whole = checksum(tensor)
-    monkeypatch.setattr("fos_rl.model.checksum._CHUNK", 7)
-    assert checksum(tensor) == whole
-    assert checksum(tensor.reshape(20, 50).T.contiguous().T) == whole
+def test_order_length_and_signs_count() -> None:
+    tensor = torch.arange(1000, dtype=torch.float32) + 1
+    seen = [tensor, tensor.flip(0), tensor[:-1], tensor.roll(1)]
+    assert len({checksum(t) for t in seen}) == len(seen)
+    assert checksum(tensor) != checksum(-tensor)
+
+
+def test_layout_does_not_count() -> None:
+    tensor = torch.arange(1000, dtype=torch.float32).reshape(20, 50)
+    assert checksum(tensor.T.contiguous().T) == checksum(tensor) == checksum(tensor.flatten())
+    assert checksum(torch.arange(3, dtype=torch.uint8)) != checksum(torch.zeros(3).byte())
 
 
 def test_differences_name_changed_and_missing() -> None:
