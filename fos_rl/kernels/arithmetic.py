@@ -23,6 +23,7 @@ _LAST_SCALE = 0x7E
 _NAN_SCALE = 0x7F
 # Amaxes for which no intermediate of the short formulas leaves the normal range.
 AMAX_LOW, AMAX_HIGH = 2.0**-60, 2.0**60
+LIMIT_TIES, LIMIT_CAREFUL = -1.0, -2.0
 TABLE_ENTRY_BYTES = 16
 TABLE_ENTRIES = 128
 
@@ -137,9 +138,9 @@ def table_entry(
     block amax for which the short candidate applies.
 
     m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
-    range the first number is m itself. The short candidate is out for subnormal and NaN scales, for
-    multipliers with ties that no neighbour resolves, and for a saturated scale whose products pass
-    6.2; a block of zeros is always easy.
+    range the first number is m itself. The short candidate is out for multipliers with ties that no
+    neighbour resolves (limit LIMIT_TIES), for subnormal and NaN scales (LIMIT_CAREFUL), and for a
+    saturated scale whose products pass 6.2; a block of zeros is always easy.
     """
     scale = ptx.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
@@ -148,19 +149,17 @@ def table_entry(
     step, hopeless = _untie(multiplier, product)
     step = ptx.select(g.is_wild, Uint32(0), step)
     weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
+    weight = ptx.select(scale_byte == Uint32(_NAN_SCALE), Float32(0.0), weight)
     # Scales and their squares have few bits: two more at the end do not matter to an estimate.
     weight = ptx.from_bits(ptx.or_(ptx.bits(weight), ptx.and_(step, 3)))
-    careful = (
-        (scale_byte < Uint32(_FIRST_NORMAL_SCALE))
-        | (scale_byte == Uint32(_NAN_SCALE))
-        | hopeless
-    )
+    careful = (scale_byte < Uint32(_FIRST_NORMAL_SCALE)) | (scale_byte == Uint32(_NAN_SCALE))
     scaled = ptx.mul(multiplier, VALUE_SCALE)
     leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
     limit = ptx.select(
         scale_byte == Uint32(_LAST_SCALE), ptx.mul(decode, 6.0 * 464.0), Float32(FP32_MAX)
     )
-    limit = ptx.select(careful, Float32(-1.0), limit)
+    limit = ptx.select(hopeless, Float32(LIMIT_TIES), limit)
+    limit = ptx.select(careful, Float32(LIMIT_CAREFUL), limit)
     limit = ptx.select(scale_byte == Uint32(0), Float32(0.0), limit)
     first = ptx.select(g.is_wild, multiplier, ptx.from_bits(ptx.iadd(ptx.bits(scaled), step)))
     return first, leading, weight, limit
@@ -194,6 +193,21 @@ def short_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32
         value = ptx.sub(ptx.fma(element, multiplier, shift), shift)
         values.append(value)
         deviations.append(ptx.fma(ptx.neg(element), multiplier, value))
+    return values, deviations
+
+
+def rounded_candidate(
+    x: list[Float32], multiplier, leading
+) -> tuple[list[Float32], list[Float32]]:
+    """Like short_candidate, but rounding the product first: for ties, one operation more."""
+    values, deviations = [], []
+    for element in x:
+        magnitude = ptx.abs_(element)
+        product = ptx.mul(magnitude, multiplier)
+        shift = ptx.max_(ptx.mul(magnitude, leading), ROUND_TO_HALF)
+        value = ptx.sub(ptx.add(product, shift), shift)
+        values.append(value)
+        deviations.append(ptx.sub(value, product))
     return values, deviations
 
 
@@ -284,12 +298,26 @@ def unpack_values(packed: list[Uint32]) -> list[Float32]:
     return values
 
 
+def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, scale4) -> Uint32:
+    """0 if both candidates decode to the same numbers, as in blocks of one magnitude.
+
+    Their errors are then equal. A value (2 bits) times a scale (4 bits) is exact in fp16.
+    """
+    pairs = [ptx.half_pair(scale) for scale in (scale6, scale4)]
+    zero, differing = Uint32(0), Uint32(0)
+    for word6, word4 in zip(packed6, packed4, strict=True):
+        for selector in (0x1404, 0x3424):
+            products = [
+                ptx.mul_f16x2(ptx.and_(ptx.prmt(word, zero, selector), 0x7FFF7FFF), pair)
+                for word, pair in zip((word6, word4), pairs, strict=True)
+            ]
+            # differing | (a ^ b)
+            differing = ptx.lop3(differing, *products, 0xF6)
+    return differing
+
+
 def exact_error(
-    x: list[Float32],
-    values: list[Float32],
-    scale: Float32,
-    g: GlobalScale,
-    recipe: Recipe,
+    x: list[Float32], values: list[Float32], scale: Float32, g: GlobalScale, recipe: Recipe,
     wild: bool,
 ) -> Float32:
     """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.

@@ -37,45 +37,53 @@ def segment(raw, index: int, recipe: Recipe) -> list:
 
 
 def _candidates(raw, rows, recipe, entries, kind):
-    """Packed values and estimates of every candidate (six, then four), rows after rows."""
-    packed, totals = [], []
-    for multiplier, leading, weight in entries:
-        total = None
-        if kind == "careful":
-            multiplier = arithmetic.exact_multiplier(multiplier, weight)
-        for row in range(rows):
-            x = arithmetic.widen(segment(raw, row, recipe), recipe.dtype)
+    """Packed values (all rows of the first candidate, then of the second) and summed estimates."""
+    packed = [[] for _ in entries]
+    totals = [None for _ in entries]
+    for row in range(rows):
+        words = segment(raw, row, recipe)
+        if kind != "short":
+            words = [ptx.fresh(word) for word in words]
+        x = arithmetic.widen(words, recipe.dtype)
+        for i, (multiplier, leading, weight) in enumerate(entries):
+            deviations = None
             if kind == "short":
                 values, deviations = arithmetic.short_candidate(x, multiplier, leading)
-            elif kind == "careful":
-                values, deviations = arithmetic.careful_candidate(x, multiplier)
+            elif kind == "literal":
+                values = arithmetic.literal_values(x, multiplier)
             else:
-                values, deviations = arithmetic.literal_values(x, multiplier), None
-            packed += arithmetic.pack_values(values)
+                exact = arithmetic.exact_multiplier(multiplier, weight)
+                if kind == "rounded":
+                    values, deviations = arithmetic.rounded_candidate(x, exact, leading)
+                else:
+                    values, deviations = arithmetic.careful_candidate(x, exact)
+            packed[i] += arithmetic.pack_values(values)
             if recipe.method == "standard" or deviations is None:
                 continue
             estimated = arithmetic.estimate(deviations, recipe.error)
-            total = estimated if total is None else ptx.add(total, estimated)
-        totals.append(Float32(0.0) if total is None else total)
-    return packed, totals
+            totals[i] = estimated if totals[i] is None else ptx.add(totals[i], estimated)
+    words = [word for candidate in packed for word in candidate]
+    return words, [Float32(0.0) if total is None else total for total in totals]
 
 
 def _exact_errors(raw, packed, rows, recipe, scales, g, wild):
     """The reference's error of each candidate over this thread's rows (and the warp's)."""
-    errors = []
-    for candidate, scale in enumerate(scales):
-        row_errors = []
-        for row in range(rows):
-            x = arithmetic.widen(segment(raw, row, recipe), recipe.dtype)
+    row_errors = [[] for _ in scales]
+    for row in range(rows):
+        words = [ptx.fresh(word) for word in segment(raw, row, recipe)]
+        x = arithmetic.widen(words, recipe.dtype)
+        for candidate, scale in enumerate(scales):
             words = read(packed, (candidate * rows + row) * 4, 4)
             values = arithmetic.unpack_values(words)
-            row_errors.append(arithmetic.exact_error(x, values, scale, g, recipe, wild))
-        if rows == 1:
-            errors.append(row_errors[0])
-            continue
-        error = ptx.add(row_errors[0], row_errors[1])
-        for lanes in ROW_TREE_LANES:
-            error = ptx.add(error, ptx.shuffle_xor(error, lanes))
+            error = arithmetic.exact_error(x, values, scale, g, recipe, wild)
+            row_errors[candidate].append(error)
+    errors = []
+    for of_rows in row_errors:
+        error = of_rows[0]
+        if rows == 2:
+            error = ptx.add(of_rows[0], of_rows[1])
+            for lanes in ROW_TREE_LANES:
+                error = ptx.add(error, ptx.shuffle_xor(error, lanes))
         errors.append(error)
     return errors
 
@@ -160,10 +168,20 @@ def encode(
         # Not "greater": a NaN amax needs care too.
         if cute.arch.vote_any_sync(~(block_max <= limit)):
             ptx.keep_branch()
-            words, sums = _candidates(raw, rows, recipe, entries, "careful")
-            write(packed, 0, words)
-            write(totals, 0, careful_sums(sums, entry6))
-            sign_mask[0] = careful_mask(entry6)
+            only_ties = (limit == Float32(arithmetic.LIMIT_TIES)) & (base <= Float32(464.0))
+            only_ties = only_ties | (block_max <= limit)
+            if cute.arch.vote_all_sync(only_ties):
+                ptx.keep_branch()
+                words, sums = _candidates(raw, rows, recipe, entries, "rounded")
+                write(packed, 0, words)
+                write(totals, 0, sums)
+                sign_mask[0] = Uint32(0x88888888)
+            else:
+                ptx.keep_branch()
+                words, sums = _candidates(raw, rows, recipe, entries, "careful")
+                write(packed, 0, words)
+                write(totals, 0, careful_sums(sums, entry6))
+                sign_mask[0] = careful_mask(entry6)
         else:
             words, sums = _candidates(raw, rows, recipe, entries, "short")
             write(packed, 0, words)
@@ -184,11 +202,21 @@ def encode(
         undecided = undecided & (entry4 != entry6)
         if cute.arch.vote_any_sync(undecided):
             ptx.keep_branch()
-            error6, error4 = _exact_errors(
-                raw, packed, rows, recipe, (scale_of(entry6), scale_of(entry4)), g, wild
+            scales = (scale_of(entry6), scale_of(entry4))
+            difference = arithmetic.decoded_difference(
+                read(packed, 0, 4 * rows), read(packed, 4 * rows, 4 * rows), *scales
             )
-            exact = ptx.select(error4 < error6, Float32(-1.0), Float32(1.0))
-            delta[0] = ptx.select(undecided, exact, delta[0])
+            if const_expr(rows > 1):
+                for lanes in ROW_TREE_LANES:
+                    difference = ptx.or_(difference, ptx.shuffle_xor(difference, lanes))
+            equal = difference == Uint32(0)
+            delta[0] = ptx.select(undecided & equal, Float32(0.0), delta[0])
+            undecided = undecided & ~equal
+            if cute.arch.vote_any_sync(undecided):
+                ptx.keep_branch()
+                error6, error4 = _exact_errors(raw, packed, rows, recipe, scales, g, wild)
+                exact = ptx.select(error4 < error6, Float32(-1.0), Float32(1.0))
+                delta[0] = ptx.select(undecided, exact, delta[0])
         take4 = delta[0] < Float32(0.0)
         byte = ptx.select(take4, ptx.shr(pair, 8), pair)
         chosen = [ptx.select(take4, packed[4 * rows + i], packed[i]) for i in range(4 * rows)]

@@ -233,6 +233,15 @@ def bf16_pair(low: Float32, high: Float32) -> Uint32:
     return _emit("cvt.rn.bf16x2.f32 {0}, {1}, {2};", (Uint32,), (high, low))
 
 
+def half_pair(a: Float32) -> Uint32:
+    """a, rounded to fp16, in both halves of a word."""
+    return _emit("cvt.rn.f16x2.f32 {0}, {1}, {2};", (Uint32,), (a, a))
+
+
+def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
+    return _emit("mul.rn.f16x2 {0}, {1}, {2};", (Uint32,), (a, b))
+
+
 def halves_to_float(pair: Uint32) -> tuple[Float32, Float32]:
     """The two fp16 of a word as fp32, low first."""
     return _emit(
@@ -306,6 +315,14 @@ def shared_store(address: Uint32, *values: Float32) -> None:
     names = ", ".join(f"{{{i + 1}}}" for i in range(count))
     source = names if count == 1 else f"{{{{{names}}}}}"
     _emit(f"st.shared{vector}.f32 [{{0}}], {source};", (), (address, *values), side_effects=True)
+
+
+def fresh(a: Uint32) -> Uint32:
+    """a, as a value that no compiler merges with what was computed from a before.
+
+    Recomputing is cheaper than keeping it in registers across a branch.
+    """
+    return _emit("mov.b32 {0}, {1};", (Uint32,), (a,), side_effects=True)
 
 
 def keep_branch() -> None:

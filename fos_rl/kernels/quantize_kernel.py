@@ -37,7 +37,7 @@ class Plan:
     threads: int
     given_amax: bool = True
     load_ahead: bool = True
-    ctas_per_sm: int = 6
+    ctas_per_sm: int = 0
 
 
 @cute.jit

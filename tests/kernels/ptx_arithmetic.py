@@ -20,7 +20,13 @@ def _bits(value: np.ndarray) -> np.ndarray:
 def _typed(name: str, dtype: type, function: Callable) -> None:
     def operation(*arguments: np.ndarray) -> np.ndarray:
         out = function(*(_as(dtype, argument) for argument in arguments))
-        return out if out.dtype == bool else _bits(np.ascontiguousarray(out))
+        if out.dtype == bool:
+            return out
+        bits = _bits(np.ascontiguousarray(out))
+        # Arithmetic gives the canonical NaN; only sign changes keep a payload.
+        if dtype is np.float32 and name not in ("abs.f32", "neg.f32"):
+            bits = np.where(np.isnan(out), np.uint32(0x7FFFFFFF), bits)
+        return bits
 
     OPERATIONS[name] = operation
 
@@ -106,6 +112,16 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 def _bf16_pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return to_bf16(_as(np.float32, low)) | (to_bf16(_as(np.float32, high)) << np.uint32(16))
+
+
+def _half_pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    parts = [_as(np.float32, x).astype(np.float16).view(np.uint16) for x in (low, high)]
+    return parts[0].astype(np.uint32) | (parts[1].astype(np.uint32) << 16)
+
+
+def _multiply_half_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = (np.ascontiguousarray(v.astype(np.uint32)).view(np.float16) for v in (a, b))
+    return (a * b).view(np.uint32)
 
 
 def _max_abs_bf16_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -220,6 +236,8 @@ def _register() -> None:
     OPERATIONS["cvt.rn.f32.f64"] = lambda a: _bits(_as(f64, a).astype(f32))
     OPERATIONS["cvt.f32.f16"] = lambda a: _bits(_as(np.float16, a).astype(f32))
     OPERATIONS["cvt.rn.bf16x2.f32"] = _bf16_pair
+    OPERATIONS["cvt.rn.f16x2.f32"] = _half_pair
+    OPERATIONS["mul.rn.f16x2"] = _multiply_half_pairs
     OPERATIONS["cvt.rn.satfinite.e4m3x2.f32"] = _minifloat_pair(3, 7, 448.0)
     OPERATIONS["cvt.rn.satfinite.e5m2x2.f32"] = _minifloat_pair(2, 15, 57344.0)
     OPERATIONS["cvt.rn.f16x2.e4m3x2"] = _e4m3_pair_to_halves
