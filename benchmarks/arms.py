@@ -76,7 +76,7 @@ def tiny_folder(family: str, scratch: Path) -> Path:
 
 
 def byte_prompts(workload: Workload) -> list[Prompt]:
-    """Random bytes, 8 to 60 of them: below a cache block, so every token is computed."""
+    """Random bytes, 8 to 60 of them."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(8, 61, workload.num_prompts)
     return [

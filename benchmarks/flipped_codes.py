@@ -179,6 +179,23 @@ def generator_recording(pair: Hosts) -> Iterator[dict[tuple[str, int], dict[str,
     yield table
 
 
+def share_cached_prompts(
+    table: dict[tuple[str, int], dict[str, Any]], token_ids: list[np.ndarray], group_size: int
+) -> None:
+    """Fill in prompt tokens that came from the prefix cache: the group's first member ran them."""
+    missing = 0
+    for sequence, ids in enumerate(token_ids):
+        group = sequence - sequence % group_size
+        # The last token is sampled and never fed.
+        for position in range(len(ids) - 1):
+            if (str(sequence), position) not in table:
+                table[str(sequence), position] = table[str(group), position]
+                missing += 1
+    fed = sum(len(ids) - 1 for ids in token_ids)
+    assert len(table) == fed, f"{fed} tokens fed, {len(table)} recorded"
+    print(f"{missing} of {fed} tokens came from the prefix cache", flush=True)
+
+
 def at_token(seen: Seen, row: int) -> dict[str, Any]:
     """One token's rows: [1, ...], or [k, ...] of its k experts."""
     entry: dict[str, Any] = {}
@@ -263,9 +280,7 @@ def measure(
             for sequence, ids in enumerate(batch.token_ids)
             for position in range(len(ids))
         ]
-        # All but each sequence's last token, which is sampled and never fed.
-        fed = {(str(i), p) for i, ids in enumerate(batch.token_ids) for p in range(len(ids) - 1)}
-        assert fed == table.keys(), f"{len(fed)} tokens fed, {len(table)} recorded"
+        share_cached_prompts(table, batch.token_ids, workload.group_size)
         recorded: list[Seen] = []
         recorder = Recorder(pair.trainer.decoder, recorded.append)
         d = differences(score(pair, batch), rollouts)
