@@ -5,6 +5,7 @@ may take a shorter way. E2M1 values are carried multiplied by 2^-14: that puts t
 low bits of E5M2 (value * 2^-14 has the byte ``code << 1``), so the conversion packs them.
 """
 
+import struct
 from dataclasses import dataclass
 
 from cutlass import Boolean, Float32, Uint32
@@ -42,16 +43,18 @@ class Recipe:
     native_fp4: bool = False
 
 
+def reciprocal(divisor: float) -> float:
+    """fl32(1 / divisor)."""
+    return struct.unpack("<f", struct.pack("<f", 1.0 / divisor))[0]
+
+
 def _reciprocal_pair(divisor: float) -> tuple[float, float]:
     """1/divisor as a sum of two fp32: x / divisor == fma(x, high, x * low), rounded once.
 
     Checked over all 2^23 significands for 6, 1536 and 2688 (tests/kernels/test_arithmetic.py).
     """
-    import struct
-
-    high = struct.unpack("<f", struct.pack("<f", 1.0 / divisor))[0]
-    low = struct.unpack("<f", struct.pack("<f", 1.0 / divisor - high))[0]
-    return high, low
+    high = reciprocal(divisor)
+    return high, struct.unpack("<f", struct.pack("<f", 1.0 / divisor - high))[0]
 
 
 def divide_by(x: Float32, divisor: float, scale: float = 1.0) -> Float32:
@@ -342,6 +345,18 @@ def pack_codes(even: Uint32, odd: Uint32, signs: Uint32, sign_mask: Uint32) -> U
     """Eight E2M1 codes from their E5M2 bytes and the signs in bits 3 and 7 that the mask keeps."""
     magnitudes = ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
     return ptx.lop3(magnitudes, signs, sign_mask, 0xF8)
+
+
+def decode_codes(word: Uint32) -> list[Float32]:
+    """The 8 values of a word of codes, exact: code bits are those of fp16 times 2^-14."""
+    values = [None] * 8
+    for i in range(4):
+        magnitudes = ptx.shl(word, 9 - 4 * i) if i < 3 else ptx.shr(word, 3)
+        signs = ptx.shl(word, 12 - 4 * i)
+        halves = ptx.and_(ptx.bit_select(0x0E000E00, magnitudes, signs), 0x8E008E00)
+        scaled = ptx.mul_f16x2(halves, Uint32(0x74007400))  # 2^14
+        values[i], values[i + 4] = ptx.halves_to_float(scaled)
+    return values
 
 
 def sign_word(raw: list[Uint32], dtype: str) -> Uint32:

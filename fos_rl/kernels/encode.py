@@ -5,6 +5,8 @@ needs more care (subnormal scales, ties, an undecided choice) repeats that step 
 branches a whole warp takes together.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Uint32, const_expr, range_constexpr
@@ -12,8 +14,25 @@ from cutlass import Boolean, Float32, Uint32, const_expr, range_constexpr
 from fos_rl.kernels import arithmetic, ptx
 from fos_rl.kernels.arithmetic import GlobalScale, Recipe
 
-# Lanes 4r..4r+3 hold four 16x16 blocks' rows r and r + 8; these xors add up rows in the tree's order.
-ROW_TREE_LANES = (16, 8, 4)
+
+@dataclass(frozen=True)
+class Holding:
+    """Which part of a block a thread holds: rows of 16 elements, and where the others are.
+
+    A 16x16 block's error is a tree over its rows: 8 apart, 4 apart, 2 apart, neighbours. lanes are the
+    lane xors in that order; a thread's own two rows are 8 apart or, with neighbours, adjacent.
+    """
+
+    rows: int = 1
+    lanes: tuple[int, ...] = ()
+    neighbours: bool = False
+
+
+ONE_ROW = Holding()
+# Lanes 4r .. 4r+3 hold rows r and r + 8 of four blocks.
+ROWS_APART = Holding(2, (16, 8, 4))
+# Lanes 8b .. 8b+7 hold rows 2i and 2i + 1 of block b.
+ROW_PAIRS = Holding(2, (4, 2, 1), True)
 
 
 def words_per_block(recipe: Recipe) -> int:
@@ -66,8 +85,9 @@ def _candidates(raw, rows, recipe, entries, kind):
     return words, [Float32(0.0) if total is None else total for total in totals]
 
 
-def _exact_errors(raw, packed, rows, recipe, scales, g, wild):
+def _exact_errors(raw, packed, holding, recipe, scales, g, wild):
     """The reference's error of each candidate over this thread's rows (and the warp's)."""
+    rows = holding.rows
     row_errors = [[] for _ in scales]
     for row in range(rows):
         words = [ptx.fresh(word) for word in segment(raw, row, recipe)]
@@ -77,15 +97,17 @@ def _exact_errors(raw, packed, rows, recipe, scales, g, wild):
             values = arithmetic.unpack_values(words)
             error = arithmetic.exact_error(x, values, scale, g, recipe, wild)
             row_errors[candidate].append(error)
-    errors = []
-    for of_rows in row_errors:
-        error = of_rows[0]
-        if rows == 2:
-            error = ptx.add(of_rows[0], of_rows[1])
-            for lanes in ROW_TREE_LANES:
-                error = ptx.add(error, ptx.shuffle_xor(error, lanes))
-        errors.append(error)
-    return errors
+    return [_tree_sum(of_rows, holding) for of_rows in row_errors]
+
+
+def _tree_sum(row_errors: list[Float32], holding: Holding) -> Float32:
+    if holding.rows == 1:
+        return row_errors[0]
+    if not holding.neighbours:
+        row_errors = [ptx.add(*row_errors)]
+    for lanes in holding.lanes:
+        row_errors = [ptx.add(error, ptx.shuffle_xor(error, lanes)) for error in row_errors]
+    return ptx.add(*row_errors) if holding.neighbours else row_errors[0]
 
 
 def scale_of(entry: Uint32) -> Float32:
@@ -104,21 +126,19 @@ def careful_mask(entry6: Uint32) -> Uint32:
     return ptx.select(entry6 == Uint32(0x7F0), Uint32(0), Uint32(0x88888888))
 
 
-def warp_sum(value, rows: int):
+def warp_sum(value, holding: Holding):
     """value summed over the lanes that share a block (any order: for estimates)."""
-    if rows > 1:
-        for lanes in ROW_TREE_LANES:
-            value = ptx.add(value, ptx.shuffle_xor(value, lanes))
+    for lanes in holding.lanes:
+        value = ptx.add(value, ptx.shuffle_xor(value, lanes))
     return value
 
 
-def block_amax(raw, rows: int, recipe: Recipe):
+def block_amax(raw, holding: Holding, recipe: Recipe):
     """max |x| of the block this thread has rows of."""
-    words = [raw[i] for i in range(rows * words_per_block(recipe))]
+    words = [raw[i] for i in range(holding.rows * words_per_block(recipe))]
     amax = arithmetic.max_magnitude(words, recipe.dtype)
-    if rows > 1:
-        for lanes in ROW_TREE_LANES:
-            amax = ptx.max_nan(amax, ptx.shuffle_xor(amax, lanes))
+    for lanes in holding.lanes:
+        amax = ptx.max_nan(amax, ptx.shuffle_xor(amax, lanes))
     return amax
 
 
@@ -132,7 +152,7 @@ def encode(
     four: Float32,
     table: Uint32,
     wild: cutlass.Constexpr,
-    rows: cutlass.Constexpr,
+    holding: cutlass.Constexpr,
     recipe: cutlass.Constexpr,
 ):
     """Fill out with two words of codes for each of this thread's rows, then the scale byte.
@@ -142,6 +162,7 @@ def encode(
     come the packed values of the chosen candidate, 4 words a row.
     """
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
+    rows = const_expr(holding.rows)
     two = const_expr(recipe.method == "four_over_six")
     base = arithmetic.unrounded_scale(block_max, g, recipe, wild)
     pair = ptx.e4m3_pair(base, ptx.mul(base, four))
@@ -193,8 +214,10 @@ def encode(
     if const_expr(two):
         weighted6 = ptx.mul(weight6, totals[0])
         delta = cute.make_rmem_tensor(1, Float32)
-        delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), rows)
-        bound = arithmetic.error_bound(warp_sum(weighted6, rows), base, recipe.error, rows)
+        delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), holding)
+        bound = arithmetic.error_bound(
+            warp_sum(weighted6, holding), base, recipe.error, rows
+        )
         undecided = ~(ptx.abs_(delta[0]) > bound)
         if const_expr(wild):
             undecided = Boolean(True)
@@ -206,15 +229,14 @@ def encode(
             difference = arithmetic.decoded_difference(
                 read(packed, 0, 4 * rows), read(packed, 4 * rows, 4 * rows), *scales
             )
-            if const_expr(rows > 1):
-                for lanes in ROW_TREE_LANES:
-                    difference = ptx.or_(difference, ptx.shuffle_xor(difference, lanes))
+            for lanes in holding.lanes:
+                difference = ptx.or_(difference, ptx.shuffle_xor(difference, lanes))
             equal = difference == Uint32(0)
             delta[0] = ptx.select(undecided & equal, Float32(0.0), delta[0])
             undecided = undecided & ~equal
             if cute.arch.vote_any_sync(undecided):
                 ptx.keep_branch()
-                error6, error4 = _exact_errors(raw, packed, rows, recipe, scales, g, wild)
+                error6, error4 = _exact_errors(raw, packed, holding, recipe, scales, g, wild)
                 exact = ptx.select(error4 < error6, Float32(-1.0), Float32(1.0))
                 delta[0] = ptx.select(undecided, exact, delta[0])
         take4 = delta[0] < Float32(0.0)

@@ -292,6 +292,10 @@ def store_byte(address: Int64, value: Uint32) -> None:
     _emit("st.global.u8 [{0}], {1};", (), (address, value), side_effects=True)
 
 
+def load_byte(address: Int64) -> Uint32:
+    return _emit("ld.global.nc.u8 {0}, [{1}];", (Uint32,), (address,), side_effects=True)
+
+
 def load_float(address: Int64) -> Float32:
     return _emit("ld.global.nc.f32 {0}, [{1}];", (Float32,), (address,))
 

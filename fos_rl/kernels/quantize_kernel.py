@@ -12,7 +12,15 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_co
 
 from fos_rl.kernels import arithmetic, ptx
 from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES
-from fos_rl.kernels.encode import block_amax, encode, read, words_per_block, write
+from fos_rl.kernels.encode import (
+    ONE_ROW,
+    ROWS_APART,
+    block_amax,
+    encode,
+    read,
+    words_per_block,
+    write,
+)
 
 # Of an SM's memory for shared memory, of which the tables need little; the rest is L1 cache.
 SHARED_PERCENT = 20
@@ -147,13 +155,14 @@ def _store(out, row: int, rows: int, block: Int32, codes, scales, operand, outpu
 def encode_and_store(
     raw: cute.Tensor, table: Uint32, amax: Float32, encode_scale: Float32, four: Float32,
     block: Int32, is_mine: Boolean, stride: Int32, codes: Int64, scales: Int64, operand: Int64,
-    wild: cutlass.Constexpr, rows: cutlass.Constexpr, recipe: cutlass.Constexpr,
+    wild: cutlass.Constexpr, holding: cutlass.Constexpr, recipe: cutlass.Constexpr,
     output: cutlass.Constexpr,
 ):
     """Encode raw and store it as block number block (16x16: and its second row, stride further)."""
+    rows = const_expr(holding.rows)
     out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
-    block_max = block_amax(raw, rows, recipe)
-    encode(raw, out, block_max, amax, encode_scale, four, table, wild, rows, recipe)
+    block_max = block_amax(raw, holding, recipe)
+    encode(raw, out, block_max, amax, encode_scale, four, table, wild, holding, recipe)
     if is_mine:
         for row in range_constexpr(rows):
             _store(
@@ -183,7 +192,7 @@ def flat_run(
             load_block(raw, 0, x, cutlass.min(block, end - 1), recipe)
         encode_and_store(
             raw, table, amax, encode_scale, four, block, block < end, Int32(0), codes, scales,
-            operand, wild, 1, recipe, output,
+            operand, wild, ONE_ROW, recipe, output,
         )
         block = block + step
 
@@ -328,7 +337,7 @@ def square_run(
         is_mine = (tile < tiles) & (column < row_blocks)
         encode_and_store(
             raw, table, amax, encode_scale, four, block, is_mine, stride, codes, scales, operand,
-            wild, 2, recipe, output,
+            wild, ROWS_APART, recipe, output,
         )
         tile = tile + step
 

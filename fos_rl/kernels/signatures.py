@@ -8,9 +8,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from fos_rl.kernels import amax_kernel, quantize_kernel
+from fos_rl.kernels import amax_kernel, columnwise_kernel, dequantize_kernel, quantize_kernel
 from fos_rl.kernels.amax_kernel import AmaxPlan
 from fos_rl.kernels.arithmetic import Recipe
+from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
 from fos_rl.kernels.quantize_kernel import Output, Plan
 
 ELEMENTS = {
@@ -36,9 +37,10 @@ def _stream():
 
 
 def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
-    """layout is flat, square or rowwise; the tuples are fields of Recipe, Plan and Output."""
+    """layout is flat, square, rowwise, columnwise or columnwise_square; the tuples are fields of Recipe, Plan and Output."""
     fields = Recipe(*recipe)
-    launch = getattr(quantize_kernel, f"launch_{layout}")
+    module = columnwise_kernel if layout.startswith("columnwise") else quantize_kernel
+    launch = getattr(module, f"launch_{layout}")
     writes = Output(*output)
     tensors = (
         _matrix(fields.dtype, 16, 16),
@@ -59,3 +61,20 @@ def partial_amax(dtype: str, threads: int):
         _stream(),
         AmaxPlan(dtype, threads),
     )
+
+
+def decode(what: str, bound: int, dtype: str):
+    launch = dequantize_kernel.launch_decode
+    tensors = (
+        _matrix("uint8", 8, 8), _matrix("uint8", 1, 1), _vector(), _matrix(dtype, 16, 16),
+    )  # fmt: skip
+    return launch, (*tensors, Int32(1), Int32(1), _stream(), Decode(what, bound, dtype))
+
+
+def epilogue(dtype: str, reciprocal: float, row_scaled: bool, bias: bool):
+    """Columns are a multiple of 8."""
+    launch = dequantize_kernel.launch_epilogue
+    tensors = (
+        _matrix("float32", 8, 16), _vector(), _vector(), _vector(), _matrix(dtype, 8, 16),
+    )  # fmt: skip
+    return launch, (*tensors, _stream(), Epilogue(dtype, reciprocal, row_scaled, bias))

@@ -1,0 +1,131 @@
+"""Decoding kernels: NVFP4 to numbers, NVFP4 to the exact operand of a GEMM, and a GEMM's epilogue."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+
+from fos_rl.kernels import arithmetic, ptx
+
+THREADS = 256
+
+
+@dataclass(frozen=True)
+class Decode:
+    """What to write: value (code * scale * amax / (6 * bound)) or operand (code * scale)."""
+
+    what: str
+    bound: int
+    dtype: str
+
+
+def _store_numbers(address: Int64, values: list[Float32], dtype: str) -> None:
+    """Store 16 fp32 as dtype, each rounded once."""
+    if dtype == "float32":
+        for i in range(0, 16, 4):
+            ptx.store_words(address + 4 * i, *(ptx.bits(v) for v in values[i : i + 4]))
+        return
+    words = [ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 16, 2)]
+    ptx.store_words(address, *words[:4])
+    ptx.store_words(address + 16, *words[4:])
+
+
+@cute.kernel
+def decode(
+    codes: cute.Tensor, scales: cute.Tensor, amax: cute.Tensor, out: cute.Tensor,
+    rows_each: Int32, plan: cutlass.Constexpr,
+):
+    """out [rows, cols]; amax i belongs to rows i * rows_each and following. A thread a block."""
+    tid, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    row_blocks = Int32(out.shape[1]) // 16
+    count = row_blocks * Int32(out.shape[0])
+    blocks_each = rows_each * row_blocks
+    codes_at, scales_at = Int64(codes.iterator.toint()), Int64(scales.iterator.toint())
+    out_at, amax_at = Int64(out.iterator.toint()), Int64(amax.iterator.toint())
+    out_bytes = const_expr(64 if plan.dtype == "float32" else 32)
+    for block in cutlass.range(cta * THREADS + tid, count, ctas * THREADS, unroll=1):
+        words = ptx.load_words(codes_at + Int64(block) * 8, 2)
+        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + Int64(block)))
+        if const_expr(plan.what == "value"):
+            group = block // blocks_each
+            product = ptx.mul(scale, ptx.load_float(amax_at + Int64(group) * 4))
+            scale = ptx.mul(product, arithmetic.reciprocal(6.0 * plan.bound))
+        values = []
+        for i in range_constexpr(2):
+            for value in arithmetic.decode_codes(words[i]):
+                values.append(ptx.mul(value, scale))
+        _store_numbers(out_at + Int64(block) * out_bytes, values, plan.dtype)
+
+
+@cute.jit
+def launch_decode(
+    codes: cute.Tensor, scales: cute.Tensor, amax: cute.Tensor, out: cute.Tensor,
+    rows_each: Int32, ctas: Int32, stream, plan: cutlass.Constexpr,
+):
+    decode(codes, scales, amax, out, rows_each, plan).launch(
+        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The fp32 sums of a GEMM to dtype; reciprocal is fl(1 / (36 * bound_a * bound_b))."""
+
+    dtype: str
+    reciprocal: float
+    row_scaled: bool
+    bias: bool
+
+
+@cute.kernel
+def epilogue(
+    sums: cute.Tensor, a_amax: cute.Tensor, b_amax: cute.Tensor, bias: cute.Tensor,
+    out: cute.Tensor, plan: cutlass.Constexpr,
+):
+    """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA a row."""
+    tid, _, _ = cute.arch.thread_idx()
+    row, _, _ = cute.arch.block_idx()
+    cols = Int32(out.shape[1])
+    a_index = Int64(row) if const_expr(plan.row_scaled) else Int64(0)
+    a = ptx.load_float(Int64(a_amax.iterator.toint()) + a_index * 4)
+    scale = ptx.mul(a, ptx.load_float(Int64(b_amax.iterator.toint())))
+    if const_expr(not plan.row_scaled):
+        scale = ptx.mul(scale, plan.reciprocal)
+    sums_at = Int64(sums.iterator.toint()) + Int64(row) * Int64(cols) * 4
+    size = const_expr(4 if plan.dtype == "float32" else 2)
+    out_at = Int64(out.iterator.toint()) + Int64(row) * Int64(cols) * size
+    bias_at = Int64(bias.iterator.toint())
+    for column in cutlass.range(tid * 8, cols, THREADS * 8, unroll=1):
+        words = [
+            *ptx.load_words(sums_at + Int64(column) * 4, 4),
+            *ptx.load_words(sums_at + Int64(column) * 4 + 16, 4),
+        ]
+        values = []
+        for i in range_constexpr(8):
+            value = ptx.from_bits(words[i])
+            if const_expr(plan.row_scaled):
+                value = ptx.mul(value, plan.reciprocal)
+            value = ptx.mul(value, scale)
+            if const_expr(plan.bias):
+                value = ptx.add(value, ptx.load_float(bias_at + Int64(column + i) * 4))
+            values.append(value)
+        if const_expr(plan.dtype == "float32"):
+            for i in range_constexpr(0, 8, 4):
+                address = out_at + Int64(column + i) * 4
+                ptx.store_words(address, *(ptx.bits(v) for v in values[i : i + 4]))
+        else:
+            pairs = [ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 8, 2)]
+            ptx.store_words(out_at + Int64(column) * 2, *pairs)
+
+
+@cute.jit
+def launch_epilogue(
+    sums: cute.Tensor, a_amax: cute.Tensor, b_amax: cute.Tensor, bias: cute.Tensor,
+    out: cute.Tensor, stream, plan: cutlass.Constexpr,
+):
+    epilogue(sums, a_amax, b_amax, bias, out, plan).launch(
+        grid=[out.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
