@@ -1,5 +1,6 @@
 """The only `import ray`: actors, where they run, and what happens when one does not answer."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,14 +53,20 @@ def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
     Raises:
         ValueError: when a host asks for more GPUs than there are.
     """
-    wanted = {"trainer": config.trainer.num_gpus, "generator": config.generator.num_gpus}
-    for host, gpus in wanted.items():
-        if gpus != "auto" and gpus > available_gpus:
+    gpus: dict[str, int] = {}
+    for host, wanted in (
+        ("trainer", config.trainer.num_gpus),
+        ("generator", config.generator.num_gpus),
+    ):
+        if isinstance(wanted, str):  # auto
+            gpus[host] = min(1, available_gpus)
+            continue
+        if wanted > available_gpus:
             raise ValueError(
-                f"{host}.num_gpus = {gpus}: only {available_gpus} GPUs are available; set it to "
+                f"{host}.num_gpus = {wanted}: only {available_gpus} GPUs are available; set it to "
                 f"{available_gpus} or leave it out to use what is there"
             )
-    gpus = {host: min(1, available_gpus) if n == "auto" else n for host, n in wanted.items()}
+        gpus[host] = wanted
     return Placement(
         trainer_gpus=gpus["trainer"],
         generator_gpus=gpus["generator"],
@@ -200,6 +207,7 @@ class Cluster:
             )
 
     def _actor(self, cls: type, index: int, bundle: dict, threads: int, *args: object) -> Any:
+        assert self._group is not None
         return (
             ray.remote(cls)
             .options(
@@ -297,12 +305,12 @@ def _init_ray(config: RunConfig) -> None:
             num_cpus=max(2, cores),
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             # Weights travel in two buckets of 64 MiB at most; the rest is small.
             object_store_memory=512 << 20,
         )
     else:
-        ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def cluster_gpus(config: RunConfig) -> int:
@@ -312,5 +320,6 @@ def cluster_gpus(config: RunConfig) -> int:
 
 
 def _log_folder() -> str:
-    node = getattr(ray._private.worker, "_global_node", None)
-    return node.get_logs_dir_path() if node else "Ray's session folder"
+    """Where Ray keeps the actors' output on this machine."""
+    context = ray.get_runtime_context()
+    return f"{context.get_temp_dir()}/{context.get_session_name()}/logs"

@@ -8,6 +8,7 @@ from typing import Any
 
 from fos_rl.config import RunConfig
 from fos_rl.data.problems import Messages, Problem, Problems
+from fos_rl.data.verifiers import Rule
 from fos_rl.types import Prompt
 
 _ENCODE_ROWS = 1000
@@ -45,7 +46,7 @@ class PromptSet:
             ValueError: no prompt fits rollout.max_prompt_tokens.
         """
         self.problem_counts = problems.summary
-        self.verifier = problems.verifier
+        self.verifier: Rule = problems.verifier
         self._seed = config.seed
         self._batch_size = config.rollout.prompts_per_step
         limit = config.rollout.max_prompt_tokens

@@ -8,13 +8,14 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
+from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -95,14 +96,14 @@ class VllmGenerator:
             logprobs=0,
         )
         completion = (await self._request(prompt, params)).outputs[0]
-        assert completion.logprobs is not None
+        log_probs = cast("list[dict[int, Logprob]]", completion.logprobs)
         return Rollout(
             prompt_id=prompt.id,
             prompt_ids=list(prompt.token_ids),
             response_ids=list(completion.token_ids),
             log_probs=[
                 entry[token].logprob
-                for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+                for entry, token in zip(log_probs, completion.token_ids, strict=True)
             ],
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, "abort"),
             policy_version=version,
@@ -139,7 +140,8 @@ class VllmGenerator:
             self._engine.add_request(
                 request_id, TokensPrompt(prompt_token_ids=prompt.token_ids), params
             )
-        return [output for output in self._engine.step() if output.finished]
+        outputs = cast("list[RequestOutput]", self._engine.step())
+        return [output for output in outputs if output.finished]
 
     def close(self) -> None:
         """Free the engine, so that another can be built in this process."""
@@ -242,7 +244,10 @@ def _build_engine(
         kv_cache_memory_bytes=int(config.kv_cache_gib * (1 << 30)),
         logprobs_mode="processed_logprobs",
         enforce_eager=not graphs,
-        compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} if graphs else {},
+        # No torch.compile, which would change bits; whole decode steps as CUDA graphs.
+        compilation_config=cast(
+            Any, {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} if graphs else {}
+        ),
         disable_log_stats=True,
     )
     return LLMEngine.from_engine_args(arguments)

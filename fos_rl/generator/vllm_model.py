@@ -1,6 +1,7 @@
 """The shared decoder as a vLLM model: only the inner attention is vLLM's own."""
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -50,7 +51,7 @@ class FosRLForCausalLM(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        spec = ModelSpec.model_validate(vllm_config.additional_config[SPEC_KEY])
+        spec = ModelSpec.model_validate(cast(dict, vllm_config.additional_config)[SPEC_KEY])
         self.decoder = build_decoder(
             spec,
             lambda layer: PagedAttention(
