@@ -112,6 +112,7 @@ def quantized_gemm(
     rounding."""
     out = raw_gemm(a, b, gemm, b_operand)
     if isinstance(a, NVFP4Tensor):
+        assert isinstance(b, NVFP4Tensor)
         bounds = (a.bound, b.bound)
         out = apply_global_scales(out, a.global_amax, b.global_amax, bounds, row_scaled)
     if bias is not None:
@@ -137,10 +138,12 @@ def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n
     if a.shape[0] == 0:
         return torch.zeros(0, b.shape[0], dtype=torch.float32, device=a.device)
     if isinstance(a, NVFP4Tensor):
+        assert isinstance(b, NVFP4Tensor)
         recipe, scale_dtype = ScalingType.BlockWise1x16, torch.float8_e4m3fn
         data = [t.codes.view(torch.float4_e2m1fn_x2) for t in (a, b)]
         scales = [t.block_scale.view(torch.uint8) for t in (a, b)]
     else:
+        assert isinstance(b, MXFP8Tensor)
         recipe, scale_dtype = ScalingType.BlockWise1x32, torch.float8_e8m0fnu
         data = [t.data for t in (a, b)]
         scales = [t.scale for t in (a, b)]

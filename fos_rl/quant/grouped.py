@@ -33,7 +33,7 @@ from fos_rl.quant.matmul import (
     check_contraction,
     pad_rows,
     quantized_grads,
-    rebuild_kept,
+    rebuild_quantized,
     tensors_of,
 )
 from fos_rl.quant.mxfp8 import MXFP8Tensor
@@ -136,6 +136,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         quantized_x, amax = _quantize_rows(x, offs, group, recipe)
         out = _grouped_sums(quantized_x, prepared, offs, group, call.gemm)
         if isinstance(quantized_x, NVFP4Tensor):
+            assert isinstance(w, NVFP4Tensor)
             w_amax = per_row(w.global_amax[:, 0], group)
             bounds = (quantized_x.bound, w.bound)
             row_scaled = recipe.row_scaled_activation
@@ -172,12 +173,13 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         x_dtype, w_dtype = ctx.dtypes
         offs, *saved = ctx.saved_tensors
         spans = group_spans(offs.tolist())
-        kept_x, w = saved[: ctx.num_x], rebuild_kept(saved[ctx.num_x :], ctx.recipe)
+        saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
         dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None
         dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
         with torch.autocast(dy.device.type, enabled=False):
             if ctx.mode == "quantized":
-                columns = _rebuild_groups(kept_x, spans, ctx.recipe)
+                columns = _rebuild_groups(saved_x, spans, ctx.recipe)
+                w = rebuild_quantized(saved_w, ctx.recipe)
                 for expert, (start, end) in enumerate(spans):
                     if end > start:
                         group_dx, group_dw = quantized_grads(
@@ -191,22 +193,24 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
                         _store(dx, slice(start, end), group_dx)
                         _store(dw, expert, group_dw)
                 return dx, dw, None, None
-            x = kept_x[0] if kept_x else None
+            x = saved_x[0] if saved_x else None
+            w = saved_w[0] if saved_w else None
             if ctx.mode == "dequantized":
-                x = _dequantize_rows(kept_x, offs, ctx) if needs_dw else None
-                w = ctx.recipe.dequantize(w, x_dtype) if needs_dx else None
+                x = _dequantize_rows(saved_x, offs, ctx) if saved_x else None
+                w = ctx.recipe.dequantize(ctx.recipe.rebuild(saved_w), x_dtype) if saved_w else None
             for expert, (start, end) in enumerate(spans):
                 if end > start:
                     rows = dy[start:end]
-                    if needs_dx:
-                        dx[start:end] = rows @ w[expert].to(dy.dtype)
-                    if needs_dw:
-                        dw[expert] = rows.t() @ x[start:end]
+                    if w is not None:
+                        _store(dx, slice(start, end), rows @ w[expert].to(dy.dtype))
+                    if x is not None:
+                        _store(dw, expert, rows.t() @ x[start:end])
         return dx, dw, None, None
 
 
 def _store(target: Tensor | None, index: int | slice, value: Tensor | None) -> None:
     if target is not None:
+        assert value is not None
         target[index] = value
 
 

@@ -138,11 +138,14 @@ def tensors_of(kept: QuantizedTensor | Tensor | None) -> tuple[Tensor, ...]:
             return (kept,)
 
 
+def rebuild_quantized(saved: Sequence[Tensor], recipe: Recipe) -> QuantizedTensor | None:
+    """Undo tensors_of where a quantized operand was kept, or None."""
+    return recipe.rebuild(saved) if saved else None
+
+
 def rebuild_kept(saved: Sequence[Tensor], recipe: Recipe) -> QuantizedTensor | Tensor | None:
     """Undo tensors_of: no tensor was None, one is a plain tensor, more are a quantized one."""
-    if not saved:
-        return None
-    return saved[0] if len(saved) == 1 else recipe.rebuild(saved)
+    return saved[0] if len(saved) == 1 else rebuild_quantized(saved, recipe)
 
 
 class _QuantizedMatmul(torch.autograd.Function):
@@ -191,20 +194,25 @@ class _QuantizedMatmul(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
-        x = rebuild_kept(ctx.saved_tensors[: ctx.num_x], ctx.recipe)
-        w = rebuild_kept(ctx.saved_tensors[ctx.num_x :], ctx.recipe)
+        # Read once: activation checkpointing refuses to unpack a saved tensor twice.
+        saved = ctx.saved_tensors
+        saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
         with torch.autocast(dy.device.type, enabled=False):
             if ctx.mode == "quantized":
+                x = rebuild_quantized(saved_x, ctx.recipe)
+                w = rebuild_quantized(saved_w, ctx.recipe)
                 dx, dw = quantized_grads(dy, x, w, ctx.recipe, ctx.gemm, (x_dtype, w_dtype))
             else:
+                x, w = rebuild_kept(saved_x, ctx.recipe), rebuild_kept(saved_w, ctx.recipe)
                 if ctx.mode == "dequantized":
                     x = None if x is None else ctx.recipe.dequantize(x, x_dtype)
                     w = None if w is None else ctx.recipe.dequantize(w, x_dtype)
-                dx = dy @ w.to(dy.dtype) if needs_dx else None
-                dw = (dy.t() @ x).to(w_dtype) if needs_dw else None
-            dbias = dy.to(torch.float32).sum(0).to(bias_dtype) if needs_bias else None
+                assert not isinstance(x, QuantizedTensor)
+                assert not isinstance(w, QuantizedTensor)
+                dx = None if w is None else dy @ w.to(dy.dtype)
+                dw = None if x is None else (dy.t() @ x).to(w_dtype)
+            dbias = dy.to(torch.float32).sum(0).to(bias_dtype) if ctx.needs_input_grad[2] else None
         return dx, dw, dbias, None
 
 

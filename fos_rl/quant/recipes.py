@@ -107,13 +107,15 @@ class NVFP4Recipe:
 
     def rebuild(self, saved: Sequence[Tensor]) -> NVFP4Tensor:
         """Return the tensor that codes, block_scale and global_amax of this recipe make."""
-        return NVFP4Tensor(*saved, self._bound)
+        codes, block_scale, global_amax = saved
+        return NVFP4Tensor(codes, block_scale, global_amax, self._bound)
 
     @property
     def _bound(self) -> int:
         return self.e4m3_scale_bound if self.scheme == "four_over_six" else 448
 
-    def check_prepared(self, t: NVFP4Tensor) -> None:
+    def check_prepared(self, t: QuantizedTensor) -> None:
+        assert isinstance(t, NVFP4Tensor)
         if t.bound != self._bound:
             raise ValueError(
                 f"quantized_weight has e4m3_scale_bound {t.bound}, the recipe {self._bound}. "
@@ -123,7 +125,10 @@ class NVFP4Recipe:
 
 @dataclass(frozen=True, slots=True)
 class MXFP8Recipe:
-    """MXFP8 operands in all three GEMMs. No global scale, so a row never depends on its batch."""
+    """MXFP8 operands in all three GEMMs. No global scale, so a row never depends on its batch.
+
+    Methods take amax and amax_per_row because those of NVFP4Recipe do, and use neither.
+    """
 
     scale_mode: ScaleMode = "rceil"
 
@@ -141,20 +146,22 @@ class MXFP8Recipe:
         self,
         x: Tensor,
         *,
-        amax: None = None,
+        amax: Tensor | None = None,
         columnwise: bool = False,
         amax_per_row: bool | None = None,
     ) -> MXFP8Tensor:
         return mxfp8_quantize(x, self.scale_mode, columnwise=columnwise)
 
-    def weight(self, w: Tensor, *, amax: None = None, columnwise: bool = False) -> MXFP8Tensor:
+    def weight(
+        self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
+    ) -> MXFP8Tensor:
         return mxfp8_quantize(w, self.scale_mode, columnwise=columnwise)
 
     def gradient(
         self,
         dy: Tensor,
         *,
-        amax: None = None,
+        amax: Tensor | None = None,
         columnwise: bool = False,
         amax_per_row: bool = False,
     ) -> MXFP8Tensor:
@@ -169,7 +176,7 @@ class MXFP8Recipe:
     def rebuild(self, saved: Sequence[Tensor]) -> MXFP8Tensor:
         return MXFP8Tensor(*saved)
 
-    def check_prepared(self, t: MXFP8Tensor) -> None:
+    def check_prepared(self, t: QuantizedTensor) -> None:
         """MXFP8 carries no parameter that could disagree."""
 
 
