@@ -3,6 +3,7 @@
 import pytest
 import torch
 from quant_goldens import assert_bytes
+from torch.utils.checkpoint import checkpoint
 
 from fos_rl.quant import (
     MXFP8Recipe,
@@ -487,3 +488,17 @@ def test_errors(linear, knobs, shapes, message):
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"x has shape \(4, 32\) and weight \(96, 64\)"):
         four_over_six_linear(torch.zeros(4, 32), torch.zeros(96, 64))
+
+
+def test_activation_checkpointing_gives_the_same_gradients() -> None:
+    """Non-reentrant checkpointing unpacks every saved tensor exactly once."""
+    torch.manual_seed(0)
+    x = torch.randn(32, 64, requires_grad=True)
+    weight = torch.randn(48, 64, requires_grad=True)
+
+    def run(t: torch.Tensor) -> torch.Tensor:
+        return four_over_six_linear(t, weight, backward="dequantized").square().sum()
+
+    plain = torch.autograd.grad(run(x), [x, weight])
+    again = torch.autograd.grad(checkpoint(run, x, use_reentrant=False), [x, weight])
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
