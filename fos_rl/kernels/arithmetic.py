@@ -319,6 +319,26 @@ def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, sca
     return differing
 
 
+def short_decode(scale: Float32, g: GlobalScale, recipe: Recipe) -> tuple[Float32, Boolean]:
+    """What a value times 2^-14 is multiplied by to decode it, and whether that is exact.
+
+    If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u, then
+    fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
+    """
+    unit = divide_by(ptx.mul(scale, g.amax), 6.0 * recipe.bound)
+    half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * recipe.bound)
+    spare = ptx.and_(ptx.bits(unit), 3) == Uint32(0)
+    return ptx.mul(unit, 1.0 / VALUE_SCALE), spare & (half_more == ptx.mul(unit, 1.5))
+
+
+def short_error(x: list[Float32], values: list[Float32], unit: Float32, error: str) -> Float32:
+    """exact_error where short_decode says that decoding is exact."""
+    deviations = []
+    for element, value in zip(x, values, strict=True):
+        deviations.append(ptx.fma(ptx.abs_(value), unit, ptx.neg(ptx.abs_(element))))
+    return sum_in_order(deviations, error)
+
+
 def exact_error(
     x: list[Float32], values: list[Float32], scale: Float32, g: GlobalScale, recipe: Recipe,
     wild: bool,

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from fos_rl.kernels import arithmetic, ptx
-from fos_rl.kernels.encode import ONE_ROW, ROW_PAIRS, words_per_block, write
+from fos_rl.kernels.encode import ONE_ROW, ROW_PAIRS, block_amax, words_per_block, write
 from fos_rl.kernels.quantize_kernel import (
     SHARED_PERCENT,
     allocate_table,
@@ -60,15 +60,15 @@ def columns_run(
         is_mine = (tile < tiles) & (row_block < down)
         if const_expr(square):
             encode_and_store(
-                raw, table, amax, encode_scale, four, block, is_mine, down, codes, scales,
-                operand, wild, ROW_PAIRS, recipe, output,
+                raw, table, amax, encode_scale, four, block_amax(raw, ROW_PAIRS, recipe), block,
+                is_mine, down, codes, scales, operand, wild, ROW_PAIRS, recipe, output,
             )
         else:
             for side in cutlass.range_constexpr(2):
                 write(one, 0, [raw[side * words + i] for i in range(words)])
                 encode_and_store(
-                    one, table, amax, encode_scale, four, block + side * down, is_mine, Int32(0),
-                    codes, scales, operand, wild, ONE_ROW, recipe, output,
+                    one, table, amax, encode_scale, four, block_amax(one, ONE_ROW, recipe),
+                    block + side * down, is_mine, Int32(0), codes, scales, operand, wild, ONE_ROW, recipe, output,
                 )
         tile = tile + step
 

@@ -13,22 +13,28 @@ THREADS = 256
 
 @dataclass(frozen=True)
 class Decode:
-    """What to write: value (code * scale * amax / (6 * bound)) or operand (code * scale)."""
+    """What to write: value (code * scale * amax / (6 * bound)) or operand (code * scale).
+
+    many says that there is more than one amax.
+    """
 
     what: str
     bound: int
     dtype: str
+    many: bool
 
 
-def _store_numbers(address: Int64, values: list[Float32], dtype: str) -> None:
-    """Store 16 fp32 as dtype, each rounded once."""
+def _store_eight(address: Int64, values: list[Float32], dtype: str) -> None:
+    """Store 8 fp32 as dtype, each rounded once."""
     if dtype == "float32":
-        for i in range(0, 16, 4):
-            ptx.store_words(address + 4 * i, *(ptx.bits(v) for v in values[i : i + 4]))
+        ptx.store_words(address, *(ptx.bits(v) for v in values[:4]))
+        ptx.store_words(address + 16, *(ptx.bits(v) for v in values[4:]))
         return
-    words = [ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 16, 2)]
-    ptx.store_words(address, *words[:4])
-    ptx.store_words(address + 16, *words[4:])
+    ptx.store_words(address, *(ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 8, 2)))
+
+
+def _decode_word(word, scale: Float32) -> list[Float32]:
+    return [ptx.mul(value, scale) for value in arithmetic.decode_codes(word)]
 
 
 @cute.kernel
@@ -36,28 +42,29 @@ def decode(
     codes: cute.Tensor, scales: cute.Tensor, amax: cute.Tensor, out: cute.Tensor,
     rows_each: Int32, plan: cutlass.Constexpr,
 ):
-    """out [rows, cols]; amax i belongs to rows i * rows_each and following. A thread a block."""
+    """out [rows, cols]; amax i belongs to rows i * rows_each and following. A thread half a block."""
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
     row_blocks = Int32(out.shape[1]) // 16
-    count = row_blocks * Int32(out.shape[0])
-    blocks_each = rows_each * row_blocks
+    halves = Int64(row_blocks) * Int64(out.shape[0]) * 2
+    halves_each = Int64(rows_each) * Int64(row_blocks) * 2
     codes_at, scales_at = Int64(codes.iterator.toint()), Int64(scales.iterator.toint())
     out_at, amax_at = Int64(out.iterator.toint()), Int64(amax.iterator.toint())
-    out_bytes = const_expr(64 if plan.dtype == "float32" else 32)
-    for block in cutlass.range(cta * THREADS + tid, count, ctas * THREADS, unroll=1):
-        words = ptx.load_words(codes_at + Int64(block) * 8, 2)
-        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + Int64(block)))
+    out_bytes = const_expr(32 if plan.dtype == "float32" else 16)
+    half = Int64(cta) * THREADS + Int64(tid)
+    step = Int64(ctas) * THREADS
+    while half < halves:
+        word = ptx.load_words(codes_at + half * 4, 1)[0]
+        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + half // 2))
         if const_expr(plan.what == "value"):
-            group = block // blocks_each
-            product = ptx.mul(scale, ptx.load_float(amax_at + Int64(group) * 4))
+            group = Int64(0)
+            if const_expr(plan.many):
+                group = half // halves_each
+            product = ptx.mul(scale, ptx.load_float(amax_at + group * 4))
             scale = ptx.mul(product, arithmetic.reciprocal(6.0 * plan.bound))
-        values = []
-        for i in range_constexpr(2):
-            for value in arithmetic.decode_codes(words[i]):
-                values.append(ptx.mul(value, scale))
-        _store_numbers(out_at + Int64(block) * out_bytes, values, plan.dtype)
+        _store_eight(out_at + half * out_bytes, _decode_word(word, scale), plan.dtype)
+        half = half + step
 
 
 @cute.jit
@@ -85,9 +92,13 @@ def epilogue(
     sums: cute.Tensor, a_amax: cute.Tensor, b_amax: cute.Tensor, bias: cute.Tensor,
     out: cute.Tensor, plan: cutlass.Constexpr,
 ):
-    """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA a row."""
+    """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA a row.
+
+    The last rows come first: the GEMM wrote them last, so they are in the L2 cache.
+    """
     tid, _, _ = cute.arch.thread_idx()
-    row, _, _ = cute.arch.block_idx()
+    cta, _, _ = cute.arch.block_idx()
+    row = Int32(out.shape[0]) - 1 - Int32(cta)
     cols = Int32(out.shape[1])
     a_index = Int64(row) if const_expr(plan.row_scaled) else Int64(0)
     a = ptx.load_float(Int64(a_amax.iterator.toint()) + a_index * 4)

@@ -62,6 +62,8 @@ def _candidates(raw, rows, recipe, entries, kind):
     for row in range(rows):
         words = segment(raw, row, recipe)
         if kind != "short":
+            if row:
+                ptx.keep_branch()
             words = [ptx.fresh(word) for word in words]
         x = arithmetic.widen(words, recipe.dtype)
         for i, (multiplier, leading, weight) in enumerate(entries):
@@ -85,17 +87,25 @@ def _candidates(raw, rows, recipe, entries, kind):
     return words, [Float32(0.0) if total is None else total for total in totals]
 
 
-def _exact_errors(raw, packed, holding, recipe, scales, g, wild):
-    """The reference's error of each candidate over this thread's rows (and the warp's)."""
+def _exact_errors(raw, packed, holding, recipe, scales, g, wild, units=None):
+    """The reference's error of each candidate over this thread's rows (and the warp's).
+
+    units are short_decode's, where all lanes may use them.
+    """
     rows = holding.rows
     row_errors = [[] for _ in scales]
     for row in range(rows):
+        if row:
+            ptx.keep_branch()
         words = [ptx.fresh(word) for word in segment(raw, row, recipe)]
         x = arithmetic.widen(words, recipe.dtype)
         for candidate, scale in enumerate(scales):
             words = read(packed, (candidate * rows + row) * 4, 4)
             values = arithmetic.unpack_values(words)
-            error = arithmetic.exact_error(x, values, scale, g, recipe, wild)
+            if units is not None:
+                error = arithmetic.short_error(x, values, units[candidate], recipe.error)
+            else:
+                error = arithmetic.exact_error(x, values, scale, g, recipe, wild)
             row_errors[candidate].append(error)
     return [_tree_sum(of_rows, holding) for of_rows in row_errors]
 
@@ -124,6 +134,12 @@ def careful_sums(sums, entry6: Uint32):
 def careful_mask(entry6: Uint32) -> Uint32:
     """Which signs the codes keep: all, or none in a block with a NaN scale, whose codes are +6."""
     return ptx.select(entry6 == Uint32(0x7F0), Uint32(0), Uint32(0x88888888))
+
+
+def write_choice(delta, undecided: Boolean, errors) -> None:
+    """Make delta of undecided lanes negative where map-to-4 (the second error) is strictly better."""
+    exact = ptx.select(errors[1] < errors[0], Float32(-1.0), Float32(1.0))
+    delta[0] = ptx.select(undecided, exact, delta[0])
 
 
 def warp_sum(value, holding: Holding):
@@ -236,9 +252,23 @@ def encode(
             undecided = undecided & ~equal
             if cute.arch.vote_any_sync(undecided):
                 ptx.keep_branch()
-                error6, error4 = _exact_errors(raw, packed, holding, recipe, scales, g, wild)
-                exact = ptx.select(error4 < error6, Float32(-1.0), Float32(1.0))
-                delta[0] = ptx.select(undecided, exact, delta[0])
+                if const_expr(wild):
+                    errors = _exact_errors(raw, packed, holding, recipe, scales, g, True)
+                    write_choice(delta, undecided, errors)
+                else:
+                    unit6, is_short6 = arithmetic.short_decode(scales[0], g, recipe)
+                    unit4, is_short4 = arithmetic.short_decode(scales[1], g, recipe)
+                    if cute.arch.vote_all_sync((is_short6 & is_short4) | ~undecided):
+                        ptx.keep_branch()
+                        units = (unit6, unit4)
+                        errors = _exact_errors(
+                            raw, packed, holding, recipe, scales, g, False, units
+                        )
+                        write_choice(delta, undecided, errors)
+                    else:
+                        ptx.keep_branch()
+                        errors = _exact_errors(raw, packed, holding, recipe, scales, g, False)
+                        write_choice(delta, undecided, errors)
         take4 = delta[0] < Float32(0.0)
         byte = ptx.select(take4, ptx.shr(pair, 8), pair)
         chosen = [ptx.select(take4, packed[4 * rows + i], packed[i]) for i in range(4 * rows)]

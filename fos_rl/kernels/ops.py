@@ -1,10 +1,12 @@
 """Host side of the CuTe kernels: allocation and launch.
 
-Arguments are those that the reference in ``fos_rl.quant`` has checked; results have its bits.
+Arguments are those that the reference in ``fos_rl.quant`` has checked and unavailable_reason accepts;
+results have the reference's bits. A call costs a few microseconds, so what depends on the arguments
+alone is looked up once (``_launcher``), and eager code comes here without a torch.library op.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,25 +14,18 @@ from torch import Tensor
 from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
 
-_THREADS, _AMAX_THREADS = 128, 512
-# CTAs that share an SM, and CTAs a launch has for each SM: twice that many even out the end.
-_CTAS_PER_SM, _CTAS_PER_LAUNCH = 6, 12
+_AMAX_THREADS, _DECODE_THREADS = 512, 256
+# Threads of a CTA, CTAs that share an SM (which decides the registers of a thread), and CTAs of a
+# launch for each SM: more than run at once, to even out the end.
+_SHAPES = {
+    "flat": (256, 3, 6),
+    "square": (128, 4, 12),
+    "columnwise": (128, 5, 12),
+    "columnwise_square": (128, 3, 12),
+}
 # A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
 _AMAX_BYTES, _AMAX_CTAS = 32768, 4
-
-
-class Encoded(NamedTuple):
-    """codes uint8 [..., R, C/2], block_scale float8_e4m3fn [..., R, C/16], global_amax fp32, and
-    the operand bf16 [..., R, C]; what was not asked for is None."""
-
-    codes: Tensor | None
-    block_scale: Tensor | None
-    global_amax: Tensor
-    operand: Tensor | None
-
-
-def _dtype_name(x: Tensor) -> str:
-    return "bfloat16" if x.dtype == torch.bfloat16 else "float32"
+_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 @functools.cache
@@ -38,16 +33,54 @@ def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _row_threads(cols: int) -> int:
-    """Threads of the CTA of one row: a block each, but not more than four warps."""
+@functools.cache
+def _row_plan(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tuple[int, int, int]:
+    """Threads of a row's CTA, CTAs that share an SM, and blocks a thread keeps in registers.
+
+    A row is kept if each thread then has one or two blocks; longer rows are read twice. Few rows get
+    more threads each, to be done sooner.
+    """
     blocks = cols // 16
-    return 32 if blocks <= 32 else 64 if blocks <= 96 else 128
+    most = 512 if rows <= 2 * sms else 256
+    threads = 32
+    while threads < most and threads * 2 <= blocks:
+        threads *= 2
+    held = -(-blocks // threads)
+    if held > 2:
+        return 128, 5, 0
+    return threads, max(1, 768 // threads), held
 
 
-def _ctas(blocks: int, stack: int, device: torch.device) -> int:
-    """CTAs for each matrix of a stack: enough for the device, each with at least a block a thread."""
-    needed = -(-blocks // _THREADS)
-    return max(1, min(needed, -(-_CTAS_PER_LAUNCH * _sm_count(device) // stack)))
+@functools.cache
+def _launcher(
+    layout: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    recipe: tuple,
+    plan: tuple[int, bool, bool, int, int],
+    writes: tuple[bool, bool],
+) -> Callable[..., None]:
+    constants = (layout, (_DTYPE_NAMES[dtype], *recipe), plan, writes)
+    return compile_cache.load("quantize", constants, architecture(device))
+
+
+@functools.cache
+def _amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[..., None]:
+    constants = (_DTYPE_NAMES[dtype], _AMAX_THREADS)
+    return compile_cache.load("partial_amax", constants, architecture(device))
+
+
+@functools.cache
+def _decode_launcher(
+    device: torch.device, what: str, bound: int, dtype: torch.dtype, many: bool
+) -> Callable[..., None]:
+    constants = (what, bound, _DTYPE_NAMES[dtype], many)
+    return compile_cache.load("decode", constants, architecture(device))
+
+
+@functools.cache
+def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., None]:
+    return compile_cache.load("epilogue", constants, architecture(device))
 
 
 def partial_amaxes(x: Tensor, stack: int) -> Tensor:
@@ -57,73 +90,134 @@ def partial_amaxes(x: Tensor, stack: int) -> Tensor:
     most = max(1, _sm_count(device) * _AMAX_CTAS // stack)
     count = max(1, min(most, bytes_each // _AMAX_BYTES))
     out = torch.empty(stack * (1 + count), dtype=torch.float32, device=device)
-    kernel = compile_cache.load(
-        "partial_amax", (_dtype_name(x), _AMAX_THREADS), architecture(device)
-    )
-    kernel(x, out, stack)
+    _amax_launcher(device, x.dtype)(x, out, stack)
     return out
+
+
+def _layout(
+    rows: int, cols: int, stack: int, block: str, columnwise: bool, device: torch.device
+) -> tuple[str, int]:
+    """The kernel for one amax a matrix, and its CTAs for each matrix of the stack."""
+    square = block == "16x16"
+    if columnwise:
+        layout = "columnwise_square" if square else "columnwise"
+        warps = (cols // 16) * -(-rows // stack // 64)
+    elif square:
+        layout, warps = "square", (rows // stack // 16) * -(-cols // 64)
+    else:
+        layout, warps = "flat", -(-(rows // stack) * cols // 512)
+    threads, _, per_sm = _SHAPES[layout]
+    most = -(-per_sm * _sm_count(device) // stack)
+    return layout, max(1, min(-(-warps * 32 // threads), most))
 
 
 def quantize(
     x: Tensor,
-    *,
     method: str = "four_over_six",
     block: str = "1x16",
     err_mode: str = "mse",
     bound: int = 256,
     row_scaled: bool = False,
+    columnwise: bool = False,
     global_amax: Tensor | None = None,
+    *,
     codes: bool = True,
     operand: bool = False,
-) -> Encoded:
-    """Quantize x, a contiguous matrix or stack of matrices that unavailable_reason accepts."""
-    device = x.device
-    shape = x.shape
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
+    """Return codes, block_scale, global_amax and the exact bf16 operand of x, as the reference does.
+
+    x is a contiguous matrix or stack of matrices. What codes and operand do not ask for is None.
+    """
+    device, dtype, shape = x.device, x.dtype, x.shape
     cols = shape[-1]
+    if x.requires_grad:
+        x = x.detach()
     stack = 1
-    if x.dim() > 2:
+    if len(shape) > 2:
         x = x.view(-1, cols)
         stack = x.shape[0] // shape[-2]
     rows = x.shape[0]
     given = global_amax is not None
+    amax = global_amax
     if row_scaled:
-        layout, threads, ctas = "rowwise", _row_threads(cols), rows
-        amax = global_amax if given else torch.empty(rows, dtype=torch.float32, device=device)
+        layout, ctas = "rowwise", 1
+        threads, ctas_per_sm, held = _row_plan(rows, cols, dtype, _sm_count(device))
+        if not given:
+            amax = torch.empty(rows, dtype=torch.float32, device=device)
     else:
-        amax = global_amax if given else partial_amaxes(x, stack)
-        layout, threads = ("square" if block == "16x16" else "flat"), _THREADS
-        # A warp of the square kernel takes 16 rows of 64 elements, 32 elements a thread.
-        across = -(-cols // 64) * 2 if layout == "square" else cols // 16
-        ctas = _ctas(rows // stack * across, stack, device)
-    if given:
-        amax = amax.view(-1)
-    kernel = compile_cache.load(
-        "quantize",
-        (
-            layout,
-            (_dtype_name(x), method, err_mode if method == "four_over_six" else "mse", bound),
-            (threads, given, True, _CTAS_PER_SM * _THREADS // threads),
-            (codes, operand),
-        ),
-        architecture(device),
-    )
-    code_bytes = torch.empty((rows, cols // 2), dtype=torch.uint8, device=device)
-    scale_bytes = torch.empty((rows, cols // 16), dtype=torch.uint8, device=device)
-    product = torch.empty_like(x, dtype=torch.bfloat16) if operand else x
-    kernel(x, amax, code_bytes, scale_bytes, product, stack, ctas)
-    if given:
-        amax = global_amax
-    elif not row_scaled:
+        layout, ctas = _layout(rows, cols, stack, block, columnwise, device)
+        threads, ctas_per_sm, _ = _SHAPES[layout]
+        held = 0
+        if not given:
+            amax = partial_amaxes(x, stack)
+    recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
+    plan = (threads, given, True, ctas_per_sm, held)
+    launch = _launcher(layout, device, dtype, recipe, plan, (codes, operand))
+    out_rows, out_cols = (stack * cols, rows // stack) if columnwise else (rows, cols)
+    code_bytes = torch.empty((out_rows, out_cols // 2), dtype=torch.uint8, device=device)
+    scale_bytes = torch.empty((out_rows, out_cols // 16), dtype=torch.uint8, device=device)
+    product = x
+    if operand:
+        product = torch.empty((out_rows, out_cols), dtype=torch.bfloat16, device=device)
+    flat_amax = amax if amax.dim() == 1 else amax.reshape(-1)
+    launch(x, flat_amax, code_bytes, scale_bytes, product, stack, ctas)
+    if not given and not row_scaled:
         amax = amax[:stack]
-    block_scale = scale_bytes.view(torch.float8_e4m3fn)
+    scale = scale_bytes.view(torch.float8_e4m3fn)
     if len(shape) > 2:
-        code_bytes = code_bytes.view(*shape[:-1], cols // 2)
-        block_scale = block_scale.view(*shape[:-1], cols // 16)
-        product = product.view(shape)
+        lead = (*shape[:-2], out_rows // stack)
+        code_bytes = code_bytes.view(*lead, -1)
+        scale = scale.view(*lead, -1)
+        product = product.view(*lead, -1) if operand else product
         amax = amax.view(*shape[:-2], -1)
-    return Encoded(
-        code_bytes if codes else None,
-        block_scale if codes else None,
-        amax,
-        product if operand else None,
+    if codes:
+        return code_bytes, scale, amax, product if operand else None
+    return None, None, amax, product
+
+
+def decode(
+    codes: Tensor,
+    block_scale: Tensor,
+    global_amax: Tensor,
+    bound: int,
+    dtype: torch.dtype,
+    what: str = "value",
+) -> Tensor:
+    """Return the values of an NVFP4 tensor in dtype, or with what="operand" its exact operand."""
+    device = codes.device
+    lead, half = codes.shape[:-1], codes.shape[-1]
+    out = torch.empty((*lead, 2 * half), dtype=dtype, device=device)
+    flat_codes = codes.reshape(-1, half)
+    rows, amaxes = flat_codes.shape[0], global_amax.numel()
+    launch = _decode_launcher(device, what, bound, dtype, amaxes > 1 and what == "value")
+    most = _sm_count(device) * 8
+    launch(
+        flat_codes,
+        block_scale.view(torch.uint8).reshape(rows, -1),
+        global_amax.reshape(-1),
+        out.view(rows, -1),
+        rows // amaxes,
+        max(1, min(-(-out.numel() // (8 * _DECODE_THREADS)), most)),
     )
+    return out
+
+
+def scale_sums(
+    sums: Tensor,
+    a_amax: Tensor,
+    b_amax: Tensor,
+    bounds: tuple[int, int],
+    row_scaled: bool,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the fp32 sums [M, N] of a GEMM times their global scales plus bias [N], in dtype.
+
+    The same roundings as apply_global_scales and quantized_gemm, in one pass; N % 8 == 0.
+    """
+    out = torch.empty(sums.shape, dtype=dtype, device=sums.device)
+    reciprocal = 1.0 / (36.0 * bounds[0] * bounds[1])
+    constants = (_DTYPE_NAMES[dtype], reciprocal, row_scaled, bias is not None)
+    addend = a_amax if bias is None else bias.to(torch.float32)
+    _epilogue_launcher(sums.device, constants)(sums, a_amax, b_amax, addend, out)
+    return out

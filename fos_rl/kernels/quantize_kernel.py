@@ -37,6 +37,7 @@ class Output:
 @dataclass(frozen=True)
 class Plan:
     """threads of a CTA; load_ahead: flat and rowwise read a block while they encode the one before.
+    held: the blocks of a row that a thread of rowwise keeps in registers, 0 for reading them twice.
 
     Unless given_amax, the amax is still to be found: rowwise takes it of its row, flat and square of
     the partial amaxes that the amax kernel left behind the place of the result.
@@ -46,6 +47,7 @@ class Plan:
     given_amax: bool = True
     load_ahead: bool = True
     ctas_per_sm: int = 0
+    held: int = 0
 
 
 @cute.jit
@@ -154,14 +156,13 @@ def _store(out, row: int, rows: int, block: Int32, codes, scales, operand, outpu
 @cute.jit
 def encode_and_store(
     raw: cute.Tensor, table: Uint32, amax: Float32, encode_scale: Float32, four: Float32,
-    block: Int32, is_mine: Boolean, stride: Int32, codes: Int64, scales: Int64, operand: Int64,
-    wild: cutlass.Constexpr, holding: cutlass.Constexpr, recipe: cutlass.Constexpr,
+    block_max: Float32, block: Int32, is_mine: Boolean, stride: Int32, codes: Int64, scales: Int64,
+    operand: Int64, wild: cutlass.Constexpr, holding: cutlass.Constexpr, recipe: cutlass.Constexpr,
     output: cutlass.Constexpr,
 ):
     """Encode raw and store it as block number block (16x16: and its second row, stride further)."""
     rows = const_expr(holding.rows)
     out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
-    block_max = block_amax(raw, holding, recipe)
     encode(raw, out, block_max, amax, encode_scale, four, table, wild, holding, recipe)
     if is_mine:
         for row in range_constexpr(rows):
@@ -182,17 +183,19 @@ def flat_run(
     raw = cute.make_rmem_tensor(words, Uint32)
     ahead = cute.make_rmem_tensor(words, Uint32)
     block = first
-    if const_expr(plan.load_ahead):
+    # An out-of-range amax is rare and its code needs the registers.
+    load_ahead = const_expr(plan.load_ahead and not wild)
+    if const_expr(load_ahead):
         load_block(ahead, 0, x, cutlass.min(first, end - 1), recipe)
     for _ in cutlass.range(units, unroll=1):
-        if const_expr(plan.load_ahead):
+        if const_expr(load_ahead):
             write(raw, 0, read(ahead, 0, words))
             load_block(ahead, 0, x, cutlass.min(block + step, end - 1), recipe)
         else:
             load_block(raw, 0, x, cutlass.min(block, end - 1), recipe)
         encode_and_store(
-            raw, table, amax, encode_scale, four, block, block < end, Int32(0), codes, scales,
-            operand, wild, ONE_ROW, recipe, output,
+            raw, table, amax, encode_scale, four, block_amax(raw, ONE_ROW, recipe), block,
+            block < end, Int32(0), codes, scales, operand, wild, ONE_ROW, recipe, output,
         )
         block = block + step
 
@@ -256,6 +259,29 @@ def launch_flat(
     )
 
 
+@cute.jit
+def held_run(
+    held: cute.Tensor, maxima: cute.Tensor, table: Uint32, amax: Float32, encode_scale: Float32,
+    four: Float32, first: Int32, end: Int32, codes: Int64, scales: Int64, operand: Int64,
+    wild: cutlass.Constexpr, recipe: cutlass.Constexpr, plan: cutlass.Constexpr,
+    output: cutlass.Constexpr,
+):
+    """Encode the plan.held blocks whose words and amaxes held and maxima have."""
+    words = const_expr(words_per_block(recipe))
+    raw = cute.make_rmem_tensor(words, Uint32)
+    block = first
+    for _ in cutlass.range(plan.held, unroll=1):
+        write(raw, 0, read(held, 0, words))
+        encode_and_store(
+            raw, table, amax, encode_scale, four, maxima[0], block, block < end, Int32(0),
+            codes, scales, operand, wild, ONE_ROW, recipe, output,
+        )
+        # The next block moves to the front: registers have no run-time index.
+        write(held, 0, read(held, words, (plan.held - 1) * words))
+        write(maxima, 0, read(maxima, 1, plan.held - 1))
+        block = block + plan.threads
+
+
 @cute.kernel
 def rowwise(
     x: cute.Tensor, amax: cute.Tensor, codes: cute.Tensor, scales: cute.Tensor,
@@ -273,8 +299,25 @@ def rowwise(
     )
     amax_at = Int64(amax.iterator.toint()) + Int64(row) * 4
     g_amax = Float32(0.0)
+    words = const_expr(words_per_block(recipe))
+    held = cute.make_rmem_tensor(max(plan.held, 1) * words, Uint32)
+    maxima = cute.make_rmem_tensor(max(plan.held, 1), Float32)
+    if const_expr(plan.held > 0):
+        for unit in range_constexpr(plan.held):
+            inside = cutlass.min(Int32(tid) + unit * plan.threads, row_blocks - 1)
+            load_block(held, unit * words, x_at, inside, recipe)
+        share = Float32(0.0)
+        for unit in range_constexpr(plan.held):
+            mine = read(held, unit * words, words)
+            maxima[unit] = arithmetic.max_magnitude(mine, recipe.dtype)
+            share = ptx.max_nan(share, maxima[unit])
+        g_amax = share
     if const_expr(plan.given_amax):
         g_amax = ptx.load_float(amax_at)
+    elif const_expr(plan.held > 0):
+        g_amax = cta_max(g_amax, scratch, plan.threads)
+        if tid == 0:
+            ptx.store_float(amax_at, g_amax)
     else:
         chunks = row_blocks * (words_per_block(recipe) // 4)
         share = span_amax(x_at, chunks, tid, recipe.dtype, plan.threads)
@@ -286,7 +329,18 @@ def rowwise(
     g = arithmetic.global_scale(g_amax, recipe.bound)
     encode_scale, four = g.encode, g.four
     units = (row_blocks + (plan.threads - 1)) // plan.threads
-    if g.is_wild:
+    if const_expr(plan.held > 0):
+        if g.is_wild:
+            held_run(
+                held, maxima, table, g_amax, encode_scale, four, Int32(tid), row_blocks, codes_at,
+                scales_at, operand_at, True, recipe, plan, output,
+            )
+        else:
+            held_run(
+                held, maxima, table, g_amax, encode_scale, four, Int32(tid), row_blocks, codes_at,
+                scales_at, operand_at, False, recipe, plan, output,
+            )
+    elif g.is_wild:
         flat_run(
             x_at, table, g_amax, encode_scale, four, Int32(tid), Int32(plan.threads), row_blocks,
             units, codes_at, scales_at, operand_at, True, recipe, plan, output,
@@ -336,8 +390,8 @@ def square_run(
         load_block(raw, words, x, block + stride, recipe)
         is_mine = (tile < tiles) & (column < row_blocks)
         encode_and_store(
-            raw, table, amax, encode_scale, four, block, is_mine, stride, codes, scales, operand,
-            wild, ROWS_APART, recipe, output,
+            raw, table, amax, encode_scale, four, block_amax(raw, ROWS_APART, recipe), block,
+            is_mine, stride, codes, scales, operand, wild, ROWS_APART, recipe, output,
         )
         tile = tile + step
 

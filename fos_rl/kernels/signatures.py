@@ -63,12 +63,12 @@ def partial_amax(dtype: str, threads: int):
     )
 
 
-def decode(what: str, bound: int, dtype: str):
+def decode(what: str, bound: int, dtype: str, many: bool):
     launch = dequantize_kernel.launch_decode
     tensors = (
         _matrix("uint8", 8, 8), _matrix("uint8", 1, 1), _vector(), _matrix(dtype, 16, 16),
     )  # fmt: skip
-    return launch, (*tensors, Int32(1), Int32(1), _stream(), Decode(what, bound, dtype))
+    return launch, (*tensors, Int32(1), Int32(1), _stream(), Decode(what, bound, dtype, many))
 
 
 def epilogue(dtype: str, reciprocal: float, row_scaled: bool, bias: bool):
