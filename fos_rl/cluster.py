@@ -253,13 +253,25 @@ class Cluster:
         stream = self.trainer.export_weights.options(
             num_returns="streaming", _generator_backpressure_num_objects=2
         )
-        for bucket in stream.remote():
+        for bucket in self._buckets(stream.remote()):
             load = self.generator.load_weight_bucket.remote(bucket)
             self._get("generator", "load_weight_bucket", load)
         finish = self.generator.finish_weight_sync.remote(
             self.trainer.policy_version.remote(), self.trainer.weight_checksums.remote()
         )
         self._get("generator", "finish_weight_sync", finish)
+
+    def _buckets(self, stream: Any) -> Iterator[Any]:
+        """References of a streaming call's results, each waited for under the call's limit."""
+        timeout_s = self.config.cluster.call_timeout_s
+        while True:
+            ready, _ = ray.wait([stream], timeout=timeout_s)
+            if not ready:
+                raise _no_answer("trainer", "export_weights", timeout_s)
+            try:
+                yield next(stream)
+            except StopIteration:
+                return
 
     # Between steps.
 
@@ -279,11 +291,7 @@ class Cluster:
         try:
             return ray.get(ref, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
-            raise RuntimeError(
-                f"{actor} did not answer {call} within {timeout_s:.0f} s; its logs are in "
-                f"{_log_folder()}; raise cluster.call_timeout_s (start: cluster.start_timeout_s) "
-                "if it was only slow"
-            ) from None
+            raise _no_answer(actor, call, timeout_s) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, ValueError):
@@ -295,12 +303,21 @@ class Cluster:
             ) from error
 
 
+def _no_answer(actor: str, call: str, timeout_s: float) -> RuntimeError:
+    return RuntimeError(
+        f"{actor} did not answer {call} within {timeout_s:.0f} s; its logs are in {_log_folder()}; "
+        "raise cluster.call_timeout_s (start: cluster.start_timeout_s) if it was only slow"
+    )
+
+
 def _init_ray(config: RunConfig) -> None:
     if ray.is_initialized():
         return
     if config.cluster.address == "local":
         cores = os.cpu_count() or 1
         ray.init(
+            # Always a new one: without it Ray joins a cluster that happens to run on this machine.
+            address="local",
             # Two actors of one CPU each, whatever the machine has.
             num_cpus=max(2, cores),
             include_dashboard=False,

@@ -1,0 +1,76 @@
+"""What the cluster says when an actor does not answer, fails or dies. Real Ray, no models."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from fos_rl.cluster import Cluster, _init_ray
+from fos_rl.config import parse_config
+
+CONFIG = parse_config(
+    {"model": {"path": "x"}, "data": {"type": "vowels"}, "cluster": {"call_timeout_s": 2.0}}
+)
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator:
+    """A function that starts an actor with a slow, a failing and a deadly method."""
+
+    class Actor:
+        def slow(self) -> None:
+            time.sleep(60)
+
+        def wrong(self) -> None:
+            raise ValueError("data.path = 3: no")
+
+        def broken(self) -> None:
+            raise KeyError("layer")
+
+        def die(self) -> None:
+            os._exit(1)
+
+        def stream(self):
+            yield 1
+            time.sleep(60)
+
+    _init_ray(CONFIG)
+    yield lambda: ray.remote(Actor).options(num_cpus=0).remote()
+    ray.shutdown()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Only the waiting of a cluster: no actors are started."""
+    waiting = object.__new__(Cluster)
+    waiting.config = CONFIG
+    return waiting
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "words"),
+    [
+        ("slow", RuntimeError, "trainer did not answer slow within 2 s; its logs are in .*logs"),
+        ("wrong", ValueError, "data.path = 3: no"),
+        ("broken", RuntimeError, "trainer failed in broken.*layer"),
+        ("die", RuntimeError, "trainer died during die; its logs are in"),
+    ],
+)
+def test_errors_name_the_actor_and_the_call(actor, cluster, method, error, words) -> None:
+    started = actor()
+    # The start is not what the limit is about.
+    ray.get(started.__ray_ready__.remote())
+    with pytest.raises(error, match=words):
+        cluster._get("trainer", method, getattr(started, method).remote())
+
+
+def test_a_stream_that_stops_is_named(actor, cluster) -> None:
+    started = actor()
+    ray.get(started.__ray_ready__.remote())
+    stream = started.stream.options(num_returns="streaming").remote()
+    buckets = cluster._buckets(stream)
+    assert ray.get(next(buckets)) == 1
+    with pytest.raises(RuntimeError, match="trainer did not answer export_weights within 2 s"):
+        next(buckets)
