@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from fos_rl.kernels import ptx
-from fos_rl.kernels.quantize_kernel import allocate_scratch, cta_max, span_amax
+from fos_rl.kernels.tiles import allocate_scratch, cta_max, span_amax
 
 
 @dataclass(frozen=True)

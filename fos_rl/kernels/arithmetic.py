@@ -199,9 +199,7 @@ def short_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32
     return values, deviations
 
 
-def rounded_candidate(
-    x: list[Float32], multiplier, leading
-) -> tuple[list[Float32], list[Float32]]:
+def rounded_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32], list[Float32]]:
     """Like short_candidate, but rounding the product first: for ties, one operation more."""
     values, deviations = [], []
     for element in x:
@@ -340,7 +338,11 @@ def short_error(x: list[Float32], values: list[Float32], unit: Float32, error: s
 
 
 def exact_error(
-    x: list[Float32], values: list[Float32], scale: Float32, g: GlobalScale, recipe: Recipe,
+    x: list[Float32],
+    values: list[Float32],
+    scale: Float32,
+    g: GlobalScale,
+    recipe: Recipe,
     wild: bool,
 ) -> Float32:
     """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.

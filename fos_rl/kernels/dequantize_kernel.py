@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from fos_rl.kernels import arithmetic, ptx
 
@@ -24,53 +24,60 @@ class Decode:
     many: bool
 
 
-def _store_eight(address: Int64, values: list[Float32], dtype: str) -> None:
-    """Store 8 fp32 as dtype, each rounded once."""
+def _decode_and_store(address: Int64, word: Uint32, scale: Float32, dtype: str) -> None:
+    """Store the low codes of word times scale as 16 bytes of dtype, each rounded once."""
+    values = [ptx.mul(value, scale) for value in arithmetic.decode_codes(word)]
     if dtype == "float32":
-        ptx.store_words(address, *(ptx.bits(v) for v in values[:4]))
-        ptx.store_words(address + 16, *(ptx.bits(v) for v in values[4:]))
-        return
-    ptx.store_words(address, *(ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 8, 2)))
-
-
-def _decode_word(word, scale: Float32) -> list[Float32]:
-    return [ptx.mul(value, scale) for value in arithmetic.decode_codes(word)]
+        ptx.store_words(address, *(ptx.bits(value) for value in values[:4]))
+    else:
+        pairs = (ptx.bf16_pair(values[i], values[i + 1]) for i in range(0, 8, 2))
+        ptx.store_words(address, *pairs)
 
 
 @cute.kernel
 def decode(
-    codes: cute.Tensor, scales: cute.Tensor, amax: cute.Tensor, out: cute.Tensor,
-    rows_each: Int32, plan: cutlass.Constexpr,
+    codes: cute.Tensor,
+    scales: cute.Tensor,
+    amax: cute.Tensor,
+    out: cute.Tensor,
+    rows_each: Int32,
+    plan: cutlass.Constexpr,
 ):
-    """out [rows, cols]; amax i belongs to rows i * rows_each and following. A thread half a block."""
+    """out [rows, cols]; amax i belongs to rows i * rows_each and following. A thread 16 bytes."""
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
-    row_blocks = Int32(out.shape[1]) // 16
-    halves = Int64(row_blocks) * Int64(out.shape[0]) * 2
-    halves_each = Int64(rows_each) * Int64(row_blocks) * 2
+    # Pieces of 16 bytes in a block, and their number in all and for each amax.
+    pieces = const_expr(4 if plan.dtype == "float32" else 2)
+    row_pieces = Int64(Int32(out.shape[1]) // 16) * pieces
+    count, count_each = row_pieces * Int64(out.shape[0]), row_pieces * Int64(rows_each)
     codes_at, scales_at = Int64(codes.iterator.toint()), Int64(scales.iterator.toint())
     out_at, amax_at = Int64(out.iterator.toint()), Int64(amax.iterator.toint())
-    out_bytes = const_expr(32 if plan.dtype == "float32" else 16)
-    half = Int64(cta) * THREADS + Int64(tid)
+    piece = Int64(cta) * THREADS + Int64(tid)
     step = Int64(ctas) * THREADS
-    while half < halves:
-        word = ptx.load_words(codes_at + half * 4, 1)[0]
-        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + half // 2))
+    while piece < count:
+        word = ptx.load_codes(codes_at + piece * (8 // pieces), 8 // pieces)
+        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + piece // pieces))
         if const_expr(plan.what == "value"):
             group = Int64(0)
             if const_expr(plan.many):
-                group = half // halves_each
+                group = piece // count_each
             product = ptx.mul(scale, ptx.load_float(amax_at + group * 4))
             scale = ptx.mul(product, arithmetic.reciprocal(6.0 * plan.bound))
-        _store_eight(out_at + half * out_bytes, _decode_word(word, scale), plan.dtype)
-        half = half + step
+        _decode_and_store(out_at + piece * 16, word, scale, plan.dtype)
+        piece = piece + step
 
 
 @cute.jit
 def launch_decode(
-    codes: cute.Tensor, scales: cute.Tensor, amax: cute.Tensor, out: cute.Tensor,
-    rows_each: Int32, ctas: Int32, stream, plan: cutlass.Constexpr,
+    codes: cute.Tensor,
+    scales: cute.Tensor,
+    amax: cute.Tensor,
+    out: cute.Tensor,
+    rows_each: Int32,
+    ctas: Int32,
+    stream,
+    plan: cutlass.Constexpr,
 ):
     decode(codes, scales, amax, out, rows_each, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
@@ -89,8 +96,12 @@ class Epilogue:
 
 @cute.kernel
 def epilogue(
-    sums: cute.Tensor, a_amax: cute.Tensor, b_amax: cute.Tensor, bias: cute.Tensor,
-    out: cute.Tensor, plan: cutlass.Constexpr,
+    sums: cute.Tensor,
+    a_amax: cute.Tensor,
+    b_amax: cute.Tensor,
+    bias: cute.Tensor,
+    out: cute.Tensor,
+    plan: cutlass.Constexpr,
 ):
     """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA a row.
 
@@ -134,8 +145,13 @@ def epilogue(
 
 @cute.jit
 def launch_epilogue(
-    sums: cute.Tensor, a_amax: cute.Tensor, b_amax: cute.Tensor, bias: cute.Tensor,
-    out: cute.Tensor, stream, plan: cutlass.Constexpr,
+    sums: cute.Tensor,
+    a_amax: cute.Tensor,
+    b_amax: cute.Tensor,
+    bias: cute.Tensor,
+    out: cute.Tensor,
+    stream,
+    plan: cutlass.Constexpr,
 ):
     epilogue(sums, a_amax, b_amax, bias, out, plan).launch(
         grid=[out.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream

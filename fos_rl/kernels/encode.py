@@ -163,20 +163,19 @@ def encode(
     raw: cute.Tensor,
     out: cute.Tensor,
     block_max: Float32,
-    amax: Float32,
-    encode_scale: Float32,
-    four: Float32,
-    table: Uint32,
+    scaling: tuple,
     wild: cutlass.Constexpr,
     holding: cutlass.Constexpr,
     recipe: cutlass.Constexpr,
 ):
-    """Fill out with two words of codes for each of this thread's rows, then the scale byte.
+    """Fill out with two words of codes for each of this thread's rows, then the scale byte, then the
+    packed values of the chosen candidate, 4 words a row.
 
-    raw holds rows runs of 16 elements of one block (1 for 1x16 blocks, 2 for 16x16), block_max its
-    amax; amax, encode_scale, four and wild are a GlobalScale and table its shared-memory table. Then
-    come the packed values of the chosen candidate, 4 words a row.
+    raw holds rows runs of 16 elements of one block, block_max its amax. scaling is (table, amax,
+    encode_scale, four): a table in shared memory and what global_scale says of its amax. wild says
+    that this amax is out of the range of the short formulas.
     """
+    table, amax, encode_scale, four = scaling
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
     rows = const_expr(holding.rows)
     two = const_expr(recipe.method == "four_over_six")
@@ -231,9 +230,7 @@ def encode(
         weighted6 = ptx.mul(weight6, totals[0])
         delta = cute.make_rmem_tensor(1, Float32)
         delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), holding)
-        bound = arithmetic.error_bound(
-            warp_sum(weighted6, holding), base, recipe.error, rows
-        )
+        bound = arithmetic.error_bound(warp_sum(weighted6, holding), base, recipe.error, rows)
         undecided = ~(ptx.abs_(delta[0]) > bound)
         if const_expr(wild):
             undecided = Boolean(True)

@@ -18,7 +18,7 @@ _AMAX_THREADS, _DECODE_THREADS = 512, 256
 # Threads of a CTA, CTAs that share an SM (which decides the registers of a thread), and CTAs of a
 # launch for each SM: more than run at once, to even out the end.
 _SHAPES = {
-    "flat": (256, 3, 6),
+    "flat": (256, 3, 12),
     "square": (128, 4, 12),
     "columnwise": (128, 5, 12),
     "columnwise_square": (128, 3, 12),
@@ -34,21 +34,21 @@ def _sm_count(device: torch.device) -> int:
 
 
 @functools.cache
-def _row_plan(rows: int, cols: int, dtype: torch.dtype, sms: int) -> tuple[int, int, int]:
+def _row_plan(rows: int, cols: int, sms: int) -> tuple[int, int, int]:
     """Threads of a row's CTA, CTAs that share an SM, and blocks a thread keeps in registers.
 
-    A row is kept if each thread then has one or two blocks; longer rows are read twice. Few rows get
-    more threads each, to be done sooner.
+    Many rows: small CTAs wait least for each other, and find a row they read twice in the L1 cache.
+    Few rows: a thread for each block, so that a row is done soon.
     """
     blocks = cols // 16
-    most = 512 if rows <= 2 * sms else 256
-    threads = 32
-    while threads < most and threads * 2 <= blocks:
+    if rows > 2 * sms:
+        threads = 32 if blocks <= 64 else 64
+        return threads, 768 // threads, 0
+    threads = 128
+    while threads < 512 and threads < blocks:
         threads *= 2
     held = -(-blocks // threads)
-    if held > 2:
-        return 128, 5, 0
-    return threads, max(1, 768 // threads), held
+    return threads, 1, held if held <= 2 else 0
 
 
 @functools.cache
@@ -141,7 +141,7 @@ def quantize(
     amax = global_amax
     if row_scaled:
         layout, ctas = "rowwise", 1
-        threads, ctas_per_sm, held = _row_plan(rows, cols, dtype, _sm_count(device))
+        threads, ctas_per_sm, held = _row_plan(rows, cols, _sm_count(device))
         if not given:
             amax = torch.empty(rows, dtype=torch.float32, device=device)
     else:
@@ -187,17 +187,17 @@ def decode(
     device = codes.device
     lead, half = codes.shape[:-1], codes.shape[-1]
     out = torch.empty((*lead, 2 * half), dtype=dtype, device=device)
-    flat_codes = codes.reshape(-1, half)
+    flat_codes = codes.contiguous().view(-1, half)
     rows, amaxes = flat_codes.shape[0], global_amax.numel()
     launch = _decode_launcher(device, what, bound, dtype, amaxes > 1 and what == "value")
     most = _sm_count(device) * 8
     launch(
         flat_codes,
-        block_scale.view(torch.uint8).reshape(rows, -1),
+        block_scale.contiguous().view(torch.uint8).view(rows, -1),
         global_amax.reshape(-1),
         out.view(rows, -1),
         rows // amaxes,
-        max(1, min(-(-out.numel() // (8 * _DECODE_THREADS)), most)),
+        max(1, min(-(-out.numel() * out.element_size() // (16 * _DECODE_THREADS)), most)),
     )
     return out
 

@@ -296,6 +296,12 @@ def load_byte(address: Int64) -> Uint32:
     return _emit("ld.global.nc.u8 {0}, [{1}];", (Uint32,), (address,), side_effects=True)
 
 
+def load_codes(address: Int64, count: int) -> Uint32:
+    """2 or 4 bytes of read-only global memory."""
+    text = f"ld.global.nc.u{8 * count} {{0}}, [{{1}}];"
+    return _emit(text, (Uint32,), (address,), side_effects=True)
+
+
 def load_float(address: Int64) -> Float32:
     return _emit("ld.global.nc.f32 {0}, [{1}];", (Float32,), (address,))
 

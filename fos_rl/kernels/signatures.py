@@ -12,7 +12,7 @@ from fos_rl.kernels import amax_kernel, columnwise_kernel, dequantize_kernel, qu
 from fos_rl.kernels.amax_kernel import AmaxPlan
 from fos_rl.kernels.arithmetic import Recipe
 from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
-from fos_rl.kernels.quantize_kernel import Output, Plan
+from fos_rl.kernels.tiles import Job, Output, Plan
 
 ELEMENTS = {
     "bfloat16": cutlass.BFloat16,
@@ -49,7 +49,7 @@ def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
         _matrix("uint8", 1, 1),
         _matrix("bfloat16" if writes.operand else fields.dtype, 16, 16),
     )
-    return launch, (*tensors, Int32(1), Int32(1), _stream(), fields, Plan(*plan), writes)
+    return launch, (*tensors, Int32(1), Int32(1), _stream(), Job(fields, Plan(*plan), writes))
 
 
 def partial_amax(dtype: str, threads: int):
