@@ -10,10 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 import tests.conftest  # noqa: F401 (environment of vLLM, before its import)
 from benchmarks.quantized_linear import RESULTS, describe
-from fos_rl.config import AlgorithmConfig, GeneratorConfig, RolloutConfig, TrainerConfig
+from fos_rl.config import (
+    AlgorithmConfig,
+    GeneratorConfig,
+    RolloutConfig,
+    TrainerConfig,
+    parse_config,
+)
+from fos_rl.data.problems import load_problems
+from fos_rl.data.prompts import PromptSet
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, ComputeDtype, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.trainer.trainer import GrpoTrainer
@@ -83,6 +92,18 @@ def byte_prompts(workload: Workload) -> list[Prompt]:
         Prompt(id=str(i), token_ids=rng.integers(0, 256, n).tolist(), text="", answer="")
         for i, n in enumerate(lengths)
     ]
+
+
+def chat_prompts(folder: Path, workload: Workload) -> list[Prompt]:
+    """Arithmetic questions in the model's chat template."""
+    tree = {
+        "model": {"path": str(folder)},
+        "data": {"type": "arithmetic", "difficulty": 3},
+        "rollout": {"prompts_per_step": workload.num_prompts},
+    }
+    config = parse_config(tree)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return PromptSet(load_problems(config.data, 0), tokenizer, config).batch(0)
 
 
 @torch.no_grad()

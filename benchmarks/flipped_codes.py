@@ -32,6 +32,7 @@ from benchmarks.arms import (
     DTYPES,
     Workload,
     byte_prompts,
+    chat_prompts,
     differences,
     precision,
     sampled,
@@ -46,7 +47,7 @@ from fos_rl.model.moe import SparseMlp, route
 from fos_rl.quant.grouped import _quantize_rows
 from fos_rl.quant.grouped_gemm import group_of_rows
 from fos_rl.quant.matmul import tensors_of
-from fos_rl.types import Rollout
+from fos_rl.types import Prompt, Rollout
 from tests.hosts import Hosts
 
 # Linears that share an input are one site.
@@ -269,12 +270,12 @@ def replaying(replace: dict[str, dict[int, Tensor]]) -> Replay:
 
 
 def measure(
-    name: str, folder: Path, arm: str, dtype: Any, workload: Workload
+    name: str, folder: Path, arm: str, dtype: Any, workload: Workload, prompts: list[Prompt]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     label = {"model": name, "compute": dtype, "arm": arm}
     with synced_hosts(folder, precision(arm, dtype), workload) as pair:
         with generator_recording(pair) as table:
-            rollouts, batch = sampled(pair, byte_prompts(workload))
+            rollouts, batch = sampled(pair, prompts)
         places = [
             (str(sequence), position)
             for sequence, ids in enumerate(batch.token_ids)
@@ -358,6 +359,7 @@ def flips_seen(found: Comparison, rollouts: list[Rollout]) -> tuple[np.ndarray, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a model folder instead of the two tiny models")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -371,17 +373,23 @@ def main() -> None:
     )
     tables: dict[str, list[dict[str, Any]]] = {"summary": [], "tokens": [], "sites": []}
     with tempfile.TemporaryDirectory() as scratch:
-        for family in ("qwen3", "qwen3_moe"):
-            folder = tiny_folder(family, Path(scratch))
+        if arguments.model:
+            prompts = chat_prompts(arguments.model, workload)
+            models = {arguments.model.name: arguments.model}
+        else:
+            prompts = byte_prompts(workload)
+            models = {f: tiny_folder(f, Path(scratch)) for f in ("qwen3", "qwen3_moe")}
+        for name, folder in models.items():
             for dtype in arguments.dtypes:
                 for arm in arguments.arms:
-                    summary, by_class, sites = measure(family, folder, arm, dtype, workload)
+                    summary, by_class, sites = measure(name, folder, arm, dtype, workload, prompts)
                     tables["summary"].append(summary)
                     tables["tokens"] += by_class
                     tables["sites"] += sites
                     print(summary, *by_class, sep="\n  ", flush=True)
     command = shlex.join(["python", "-m", "benchmarks.flipped_codes", *sys.argv[1:]])
-    write_results("flipped_codes", command, tables)
+    stem = f"flipped_codes_{arguments.model.name}" if arguments.model else "flipped_codes"
+    write_results(stem, command, tables)
 
 
 if __name__ == "__main__":

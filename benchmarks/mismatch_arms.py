@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from benchmarks.arms import (
     ARMS,
     DTYPES,
     Workload,
     byte_prompts,
+    chat_prompts,
     differences,
     precision,
     sampled,
@@ -34,9 +34,6 @@ from benchmarks.arms import (
     unquantized,
     write_results,
 )
-from fos_rl.config import parse_config
-from fos_rl.data.problems import load_problems
-from fos_rl.data.prompts import PromptSet
 from fos_rl.types import Prompt, TrainBatch
 from tests.hosts import Hosts
 
@@ -53,18 +50,6 @@ def batch_dependence(pair: Hosts, batch: TrainBatch, together: list[np.ndarray])
         )
         alone += score(pair, one)
     return np.concatenate(alone).astype(np.float64) - np.concatenate(together[: len(alone)])
-
-
-def chat_prompts(folder: Path, workload: Workload) -> list[Prompt]:
-    """Arithmetic questions in the model's chat template."""
-    tree = {
-        "model": {"path": str(folder)},
-        "data": {"type": "arithmetic", "difficulty": 3},
-        "rollout": {"prompts_per_step": workload.num_prompts},
-    }
-    config = parse_config(tree)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return PromptSet(load_problems(config.data, 0), tokenizer, config).batch(0)
 
 
 def row(
