@@ -46,17 +46,22 @@ def architecture(device: torch.device) -> str:
     return ARCHITECTURES[torch.cuda.get_device_capability(device)]
 
 
-def unavailable_reason(x: Tensor) -> str | None:
-    """Why the kernels cannot take x, a matrix or a stack of matrices; None if they can."""
+def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | None:
+    """Why the kernels cannot take x, None if they can.
+
+    x is a matrix or a stack of matrices to quantize; or, with the dtype to decode to, codes.
+    """
     reason = _device_reason(x.device)
     if reason is not None:
         return reason
-    if x.dtype not in _DTYPES:
-        return f"dtype is {x.dtype}, needs torch.bfloat16 or torch.float32"
-    if not x.is_contiguous() or x.data_ptr() % 16:
-        return "the input is not contiguous and aligned to 16 bytes"
     if x.numel() == 0:
         return "the input is empty"
-    if x.shape[-1] % 16 or x.numel() // x.shape[-1] >= 2**31:
-        return f"shape is {tuple(x.shape)}, needs a last dim divisible by 16 and < 2^31 rows"
+    if dtype is not None:
+        return None if dtype in _DTYPES else f"dtype is {dtype}, needs bfloat16 or float32"
+    if x.dtype not in _DTYPES:
+        return f"dtype is {x.dtype}, needs bfloat16 or float32"
+    if not x.is_contiguous() or x.data_ptr() % 16:
+        return "the input is not contiguous and aligned to 16 bytes"
+    if x.shape[-1] % 16 or x.numel() >= 2**35:
+        return f"shape is {tuple(x.shape)}, needs a last dim divisible by 16 and < 2^35 elements"
     return None

@@ -27,19 +27,14 @@ def check_choice(field: str, value: object, choices: tuple[object, ...]) -> None
         raise ValueError(f"{field} is {value!r}; it must be one of {listed}.")
 
 
-def prepare_input(
+def check_input(
     x: Tensor,
     block: BlockShape,
     row_scaled: bool,
     columnwise: bool,
     global_amax: Tensor | None,
-) -> tuple[Float[Tensor, "*stack rows cols"], Float32[Tensor, "*stack scales"]]:
-    """Return the matrix to quantize (x or its transpose) and its fp32 amax, after checking the
-    knobs.
-
-    The amax is taken in x's dtype, where a maximum is exact, then widened. A matrix without
-    elements has amax 0. NaN propagates.
-    """
+) -> None:
+    """Raise a ValueError unless x, the knobs and a given amax fit together."""
     check_choice("block", block, get_args(BlockShape))
     if x.dim() < 2 or not x.is_floating_point():
         raise ValueError(
@@ -56,9 +51,9 @@ def prepare_input(
             "row_scaled=True with columnwise=True: blocks along the rows would mix row scales. "
             "Quantize columnwise with one amax, or quantize x.T row-scaled."
         )
-    if columnwise:
-        x = x.transpose(-2, -1)
     rows, cols = x.shape[-2:]
+    if columnwise:
+        rows, cols = cols, rows
     if cols % BLOCK or (block == "16x16" and rows % BLOCK):
         side = "columnwise " if columnwise else ""
         raise ValueError(
@@ -66,14 +61,26 @@ def prepare_input(
             f"[{rows}, {cols}]. Pad with zeros, or keep this layer in bf16."
         )
     if global_amax is None:
-        return x, _amax(x, row_scaled)
+        return
     expected = (*x.shape[:-2], rows if row_scaled else 1)
     if global_amax.dtype != torch.float32 or tuple(global_amax.shape) != expected:
         raise ValueError(
             f"global_amax is {global_amax.dtype} of shape {tuple(global_amax.shape)}; it must be "
             f"float32 of shape {expected} ({'one a row' if row_scaled else 'one a matrix'})."
         )
-    return x, global_amax
+
+
+def matrix_and_amax(
+    x: Tensor, row_scaled: bool, columnwise: bool, global_amax: Tensor | None
+) -> tuple[Float[Tensor, "*stack rows cols"], Float32[Tensor, "*stack scales"]]:
+    """Return the matrix to quantize (x or its transpose) and its fp32 amax, if none is given.
+
+    The amax is taken in x's dtype, where a maximum is exact, then widened. A matrix without
+    elements has amax 0. NaN propagates.
+    """
+    if columnwise:
+        x = x.transpose(-2, -1)
+    return x, _amax(x, row_scaled) if global_amax is None else global_amax
 
 
 def _amax(x: Tensor, row_scaled: bool) -> Tensor:

@@ -12,15 +12,17 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from fos_rl.quant.backend import Backend, cute_quantize, use_cute
 from fos_rl.quant.blocks import (
     BLOCK,
     E4M3_MAX,
     BlockShape,
     block_multiplier,
     check_choice,
+    check_input,
     group_rows,
+    matrix_and_amax,
     nvfp4_encode_scale,
-    prepare_input,
     repeat_rows,
     signed_codes,
     split_blocks,
@@ -43,6 +45,7 @@ def four_over_six_quantize(
     columnwise: bool = False,
     global_amax: Float[Tensor, "*stack scales"] | None = None,
     err_domain: ErrDomain = "input",
+    backend: Backend = "auto",
 ) -> NVFP4Tensor:
     """Return x in four-over-six NVFP4: codes [..., R, C/2], block_scale [..., R, C/16],
     global_amax, bound.
@@ -66,13 +69,28 @@ def four_over_six_quantize(
     A given global_amax (of the whole tensor or the whole rows) replaces the amax of x, so that a
     shard is quantized to a slice of the whole.
 
-    A NaN makes the amax NaN and then every block scale of that tensor (row, if row-scaled) 0x7F;
-    fused kernels may drop it. An infinity saturates.
+    A NaN makes the amax NaN and then every block scale of that tensor (row, if row-scaled) 0x7F.
+    An infinity saturates. backend "auto" takes the fused kernels (fos_rl.kernels) where they can
+    run; they give the same bits.
     """
     check_choice("err_mode", err_mode, get_args(ErrMode))
     check_choice("e4m3_scale_bound", e4m3_scale_bound, get_args(E4M3ScaleBound))
     check_choice("err_domain", err_domain, get_args(ErrDomain))
-    x, amax = prepare_input(x, block, row_scaled, columnwise, global_amax)
+    check_input(x, block, row_scaled, columnwise, global_amax)
+    reason = None if err_domain == "input" else f"err_domain is {err_domain!r}, needs 'input'"
+    if use_cute(backend, x, reason):
+        parts = cute_quantize(
+            x,
+            "four_over_six",
+            block,
+            err_mode,
+            e4m3_scale_bound,
+            row_scaled,
+            columnwise,
+            global_amax,
+        )
+        return NVFP4Tensor(*parts, e4m3_scale_bound)
+    x, amax = matrix_and_amax(x, row_scaled, columnwise, global_amax)
     magnitude, signs, block_amax = split_blocks(x, block)
     encode_scale = nvfp4_encode_scale(amax, e4m3_scale_bound).unsqueeze(-1)
     base = (block_amax / torch.full_like(block_amax, 6.0)) * encode_scale

@@ -15,13 +15,15 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from fos_rl.quant.backend import Backend, cute_decode, cute_quantize, use_cute
 from fos_rl.quant.blocks import (
     BLOCK,
     E4M3_MAX,
     BlockShape,
     block_multiplier,
+    check_input,
+    matrix_and_amax,
     nvfp4_encode_scale,
-    prepare_input,
     signed_codes,
     split_blocks,
 )
@@ -93,6 +95,7 @@ def nvfp4_quantize(
     block: BlockShape = "1x16",
     columnwise: bool = False,
     global_amax: Float[Tensor, "*stack scales"] | None = None,
+    backend: Backend = "auto",
 ) -> NVFP4Tensor:
     """Return x in standard NVFP4 (every block maps its amax to 6), bound 448.
 
@@ -104,7 +107,11 @@ def nvfp4_quantize(
 
     A NaN makes the amax NaN and then every block scale of that tensor (row, if row-scaled) 0x7F.
     """
-    x, amax = prepare_input(x, block, row_scaled, columnwise, global_amax)
+    check_input(x, block, row_scaled, columnwise, global_amax)
+    if use_cute(backend, x):
+        parts = cute_quantize(x, "standard", block, "mae", 448, row_scaled, columnwise, global_amax)
+        return NVFP4Tensor(*parts, 448)
+    x, amax = matrix_and_amax(x, row_scaled, columnwise, global_amax)
     magnitude, signs, block_amax = split_blocks(x, block)
     encode_scale = nvfp4_encode_scale(amax, 448).unsqueeze(-1)
     scale = (block_amax * (encode_scale * (1.0 / 6.0))).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)
@@ -114,7 +121,7 @@ def nvfp4_quantize(
 
 
 def nvfp4_dequantize(
-    t: NVFP4Tensor, dtype: torch.dtype = torch.float32
+    t: NVFP4Tensor, dtype: torch.dtype = torch.float32, *, backend: Backend = "auto"
 ) -> Float[Tensor, "*stack rows cols"]:
     """Return the values of t, for standard and four-over-six NVFP4 alike.
 
@@ -122,6 +129,8 @@ def nvfp4_dequantize(
     then one rounding to dtype. The order is TransformerEngine's: scale * amax may overflow for an
     amax above FLT_MAX/448. The sign of zero is kept and a NaN scale gives NaN.
     """
+    if use_cute(backend, t.codes, dtype=dtype):
+        return cute_decode(t.codes, t.block_scale, t.global_amax, t.bound, dtype, "value")
     factor = t.block_scale.to(torch.float32) * t.global_amax.unsqueeze(-1)
     factor.mul_(1.0 / (6.0 * t.bound))
     values = decode_e2m1(t.codes).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
@@ -129,7 +138,7 @@ def nvfp4_dequantize(
 
 
 def exact_operand(
-    t: NVFP4Tensor, dtype: torch.dtype = torch.bfloat16
+    t: NVFP4Tensor, dtype: torch.dtype = torch.bfloat16, *, backend: Backend = "auto"
 ) -> Float[Tensor, "*stack rows cols"]:
     """Return code * block_scale, what an FP4 tensor core multiplies, without the global factor.
 

@@ -1,0 +1,83 @@
+"""Which implementation quantizes and decodes NVFP4: the eager reference or the CuTe kernels.
+
+"auto" takes the kernels where they can run. They have the reference's bits, so the choice never
+changes a result. A backend that cannot run says why, in the same words everywhere.
+"""
+
+import logging
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fos_rl.kernels.availability import unavailable_reason
+from fos_rl.quant.blocks import check_choice
+
+logger = logging.getLogger(__name__)
+
+Backend = Literal["auto", "reference", "cute"]
+_logged: set[str] = set()
+
+
+def use_cute(
+    backend: Backend, x: Tensor, reason: str | None = None, dtype: torch.dtype | None = None
+) -> bool:
+    """Whether the kernels take x (codes, if dtype to decode to is given).
+
+    reason is one the caller knows against them.
+
+    Raises:
+        RuntimeError: when backend is "cute" and they cannot, with the reason.
+    """
+    check_choice("backend", backend, get_args(Backend))
+    if backend == "reference" or (backend == "auto" and x.device.type != "cuda"):
+        return False
+    reason = reason or unavailable_reason(x, dtype)
+    if reason is None:
+        return True
+    if backend == "cute":
+        raise RuntimeError(f"quantizer 'cute' unavailable: {reason}")
+    if reason not in _logged:
+        _logged.add(reason)
+        logger.info("quantizing with the reference: 'cute' unavailable: %s", reason)
+    return False
+
+
+def cute_quantize(
+    x: Tensor,
+    method: str,
+    block: str,
+    err_mode: str,
+    bound: int,
+    row_scaled: bool,
+    columnwise: bool,
+    global_amax: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """codes, block_scale and global_amax of x by the kernels; an opaque op while compiling."""
+    arguments = (x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
+    if torch.compiler.is_compiling():
+        from fos_rl.kernels import library
+
+        return library.quantize(*arguments)
+    from fos_rl.kernels import ops
+
+    return ops.quantize(*arguments)[:3]
+
+
+def cute_decode(
+    codes: Tensor,
+    block_scale: Tensor,
+    global_amax: Tensor,
+    bound: int,
+    dtype: torch.dtype,
+    what: Literal["value", "operand"],
+) -> Tensor:
+    """The values or the exact operand of an NVFP4 tensor by the kernels."""
+    arguments = (codes, block_scale, global_amax, bound, dtype, what)
+    if torch.compiler.is_compiling():
+        from fos_rl.kernels import library
+
+        return library.decode(*arguments)
+    from fos_rl.kernels import ops
+
+    return ops.decode(*arguments)
