@@ -19,9 +19,12 @@ from fos_rl.types import Prompt, Rollout, StepResult, TrainBatch
 
 # OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
 # vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
-# usage report, warnings only, and torch's own sampler, whose log-probs do not depend on a package.
+# usage report, errors only, and torch's own sampler, whose log-probs do not depend on a package.
+# torch: vLLM compiles a helper of its sampler, which needs a C++ compiler and 20 s at the first
+# call (https://docs.pytorch.org/docs/stable/torch.compiler.html).
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCH_COMPILE_DISABLE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
