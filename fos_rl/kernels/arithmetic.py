@@ -1,8 +1,8 @@
-"""The quantizer's arithmetic on one block, as traced device code: scales, candidates, errors, codes.
+"""The quantizer's arithmetic on one block, as traced device code: scales, errors, codes.
 
-Every function states which fp32 operation of ``fos_rl.quant.four_over_six`` it reproduces and why it
-may take a shorter way. E2M1 values are carried multiplied by 2^-14: that puts their codes into the
-low bits of E5M2 (value * 2^-14 has the byte ``code << 1``), so the conversion packs them.
+Every function states which fp32 operation of ``fos_rl.quant.four_over_six`` it reproduces and why
+it may take a shorter way. E2M1 values are carried multiplied by 2^-14: that puts their codes into
+the low bits of E5M2 (value * 2^-14 has the byte ``code << 1``), so the conversion packs them.
 """
 
 import struct
@@ -98,13 +98,14 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
 
 
 def _untie(multiplier: Float32, product: Float32) -> tuple[Uint32, Boolean]:
-    """What to add to the bits of m for the short candidate (0, 1 or -1), and whether nothing will do.
+    """What to add to the bits of m for the short candidate, and whether nothing will do.
 
-    The reference rounds fl(x * m) to E2M1, the short candidate x * m itself. They differ only where
-    fl(x * m) is a midpoint T of E2M1 and x * m is not: the reference then rounds to the even code,
-    which lies below T for the significands 1 and 1.25 and above it for 1.5 and 1.75. One ulp more or
-    less in m puts x * m on that side. It is refused where it might move another product across a
-    midpoint, or where two midpoints disagree. product is close to 1 / m, so T * product is x.
+    The reference rounds fl(x * m) to E2M1, the short candidate x * m itself. They differ only
+    where fl(x * m) is a midpoint T of E2M1 and x * m is not: the reference then rounds to the even
+    code, which lies below T for the significands 1 and 1.25 and above it for 1.5 and 1.75. One ulp
+    more or less in m puts x * m on that side. It is refused where it might move another product
+    across a midpoint, or where two midpoints disagree. product is close to 1 / m, so T * product
+    is x.
     """
     mantissa, one = 0x7FFFFF, 0x3F800000
     m = ptx.from_bits(ptx.lop3(ptx.bits(multiplier), mantissa, one, 0xEA))
@@ -137,8 +138,8 @@ def table_entry(
     scale_byte: Uint32, g: GlobalScale, recipe: Recipe
 ) -> tuple[Float32, Float32, Float32, Float32]:
     """What depends on one E4M3 scale and the amax: m * 2^-14 (with the step of _untie), its leading
-    bits * 2^22, the weight of an estimated error (and the step in its last two bits), and the largest
-    block amax for which the short candidate applies.
+    bits * 2^22, the weight of an estimated error (and the step in its last two bits), and the
+    largest block amax for which the short candidate applies.
 
     m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
     range the first number is m itself. The short candidate is out for multipliers with ties that no
@@ -245,10 +246,7 @@ def sum_in_order(deviations: list[Float32], error: str) -> Float32:
     """|d| or d*d summed from the first to the last, each operation rounded once."""
     total = None
     for deviation in deviations:
-        if error == "mae":
-            term = ptx.abs_(deviation)
-        else:
-            term = ptx.mul(deviation, deviation)
+        term = ptx.abs_(deviation) if error == "mae" else ptx.mul(deviation, deviation)
         total = term if total is None else ptx.add(total, term)
     return total
 
@@ -267,13 +265,13 @@ def error_bound(weighted: Float32, base: Float32, error: str, rows: int) -> Floa
     """How far apart two weighted estimates must be to order the reference's errors.
 
     weighted is one of the two estimates times its weight (scale, or scale squared for squares), so
-    in units of 1 / S_enc, and base the unrounded scale. Per element reference and estimate differ by
-    at most 42 * 2^-24 * base plus a few rounding steps relative to the deviation, and each sum by
-    17 * 2^-24 relative: for two |d| sums 34 * 2^-24 * (sum of both) + 1270 * 2^-24 * base. For
-    squares, with 2|d|e <= k d^2 + e^2 / k and k = 2^-17: 162 * 2^-24 * (sum of both) + 440 * 2^-24 *
-    base^2. Estimates this close have a sum of twice either. 16x16 blocks (rows 2) have 16 times the
-    elements and a few more additions: 48 and 176 instead of 34 and 162. The constants below are
-    larger than all that by a third or more.
+    in units of 1 / S_enc, and base the unrounded scale. Per element reference and estimate differ
+    by at most 55 * 2^-24 * base plus a few rounding steps relative to the deviation, and each sum
+    by 17 * 2^-24 relative: for two |d| sums 34 * 2^-24 * (sum of both) + 1760 * 2^-24 * base. For
+    squares, with 2|d|e <= k d^2 + e^2 / k and k = 2^-17: 162 * 2^-24 * (sum of both) + 760 * 2^-24
+    * base^2. Estimates this close have a sum of twice either. 16x16 blocks (rows 2) have 16 times
+    the elements and a few more additions: 48 and 176 instead of 34 and 162. The constants below
+    are larger than all that.
     """
     many = 1.0 if rows == 1 else 16.0
     if error == "mae":
@@ -320,8 +318,8 @@ def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, sca
 def short_decode(scale: Float32, g: GlobalScale, recipe: Recipe) -> tuple[Float32, Boolean]:
     """What a value times 2^-14 is multiplied by to decode it, and whether that is exact.
 
-    If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u, then
-    fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
+    If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u,
+    then fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
     """
     unit = divide_by(ptx.mul(scale, g.amax), 6.0 * recipe.bound)
     half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * recipe.bound)
@@ -408,6 +406,11 @@ def widen(raw: list[Uint32], dtype: str) -> list[Float32]:
     return out
 
 
+def larger(a: Float32, b: Float32) -> Float32:
+    """The larger of two non-negative numbers by their bits: a NaN is largest and stays as it is."""
+    return ptx.from_bits(ptx.imax(ptx.bits(a), ptx.bits(b)))
+
+
 def larger_magnitude(a: Uint32, b: Uint32, dtype: str) -> Uint32:
     """Per element the larger magnitude of two words; NaN propagates, signs are not meaningful."""
     if dtype == "float32":
@@ -426,7 +429,7 @@ def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:
         return ptx.from_bits(level[0])
     low = ptx.abs_(ptx.from_bits(ptx.shl(level[0], 16)))
     high = ptx.abs_(ptx.from_bits(ptx.and_(level[0], 0xFFFF0000)))
-    return ptx.max_nan(low, high)
+    return larger(low, high)
 
 
 def operand_words(
@@ -442,10 +445,7 @@ def operand_words(
     for i in range(0, BLOCK, 2):
         low, high = (ptx.mul(ptx.abs_(v), decode) for v in values[i : i + 2])
         word = ptx.bf16_pair(low, high)
-        if dtype == "float32":
-            signs = ptx.prmt(raw[i], raw[i + 1], 0x7632)
-        else:
-            signs = raw[i // 2]
+        signs = ptx.prmt(raw[i], raw[i + 1], 0x7632) if dtype == "float32" else raw[i // 2]
         # (word & 0x7FFF7FFF) | (signs & 0x80008000)
         words.append(ptx.bit_select(0x7FFF7FFF, word, signs))
     return words

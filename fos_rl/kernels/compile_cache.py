@@ -1,9 +1,9 @@
 """Compiled kernels, kept in memory and on disk.
 
-``cute.compile`` takes seconds and caches nothing. An entry is an object file named by a hash of all that
-decides its contents: the sources of the kernels, the compiler's version, the GPU architecture, and the
-constants of the kernel. Processes share the directory: one compiles under a file lock while the others
-wait, and a file appears by an atomic rename.
+``cute.compile`` takes seconds and caches nothing. An entry is an object file named by a hash of
+all that decides its contents: the sources of the kernels, the compiler's version, the GPU
+architecture, and the constants of the kernel. Processes share the directory: one compiles under a
+file lock while the others wait, and a file appears by an atomic rename.
 """
 
 import fcntl
@@ -67,8 +67,6 @@ def load(kernel: str, constants: tuple, arch: str) -> Callable:
 
 
 def _load_or_compile(kernel: str, constants: tuple, arch: str) -> Callable:
-    import cutlass.cute as cute
-
     text = f"{_fingerprint()} {kernel} {constants!r} {arch}"
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
     _directory.mkdir(parents=True, exist_ok=True)
@@ -78,6 +76,12 @@ def _load_or_compile(kernel: str, constants: tuple, arch: str) -> Callable:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _compile_to(path, kernel, constants, arch)
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> Callable:
+    import cutlass.cute as cute
+
     return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[_FUNCTION]
 
 
@@ -91,7 +95,7 @@ def _compile_to(path: Path, kernel: str, constants: tuple, arch: str) -> None:
 
 
 def compile_kernel(kernel: str, constants: tuple, arch: str, dump: Path | None = None):
-    """Compile without any cache; with dump, keep the PTX and the cubin (``.__ptx__``, ``.__cubin__``)."""
+    """Compile without any cache; with dump, keep the ``.__ptx__`` and the ``.__cubin__``."""
     import cutlass.cute as cute
 
     from fos_rl.kernels import signatures

@@ -1,4 +1,4 @@
-"""Decoding kernels: NVFP4 to numbers, NVFP4 to the exact operand of a GEMM, and a GEMM's epilogue."""
+"""Decoding kernels: NVFP4 to numbers or to the exact operand of a GEMM, and a GEMM's epilogue."""
 
 from dataclasses import dataclass
 

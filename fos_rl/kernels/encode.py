@@ -1,8 +1,8 @@
 """Encoding of the blocks a warp holds: scales, the choice between two candidates, packed codes.
 
-The common case takes the short candidate and decides by estimated errors; a warp in which some block
-needs more care (subnormal scales, ties, an undecided choice) repeats that step exactly. Both are
-branches a whole warp takes together.
+The common case takes the short candidate and decides by estimated errors; a warp in which some
+block needs more care (subnormal scales, ties, an undecided choice) repeats that step exactly. Both
+are branches a whole warp takes together.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from fos_rl.kernels.arithmetic import GlobalScale, Recipe
 class Holding:
     """Which part of a block a thread holds: rows of 16 elements, and where the others are.
 
-    A 16x16 block's error is a tree over its rows: 8 apart, 4 apart, 2 apart, neighbours. lanes are the
-    lane xors in that order; a thread's own two rows are 8 apart or, with neighbours, adjacent.
+    A 16x16 block's error is a tree over its rows: 8 apart, 4 apart, 2 apart, neighbours. lanes are
+    the lane xors in that order; a thread's own two rows are 8 apart or, with neighbours, adjacent.
     """
 
     rows: int = 1
@@ -137,7 +137,7 @@ def careful_mask(entry6: Uint32) -> Uint32:
 
 
 def write_choice(delta, undecided: Boolean, errors) -> None:
-    """Make delta of undecided lanes negative where map-to-4 (the second error) is strictly better."""
+    """Make delta of undecided lanes negative where map-to-4, the second, is strictly better."""
     exact = ptx.select(errors[1] < errors[0], Float32(-1.0), Float32(1.0))
     delta[0] = ptx.select(undecided, exact, delta[0])
 
@@ -154,7 +154,7 @@ def block_amax(raw, holding: Holding, recipe: Recipe):
     words = [raw[i] for i in range(holding.rows * words_per_block(recipe))]
     amax = arithmetic.max_magnitude(words, recipe.dtype)
     for lanes in holding.lanes:
-        amax = ptx.max_nan(amax, ptx.shuffle_xor(amax, lanes))
+        amax = arithmetic.larger(amax, ptx.shuffle_xor(amax, lanes))
     return amax
 
 
@@ -168,8 +168,8 @@ def encode(
     holding: cutlass.Constexpr,
     recipe: cutlass.Constexpr,
 ):
-    """Fill out with two words of codes for each of this thread's rows, then the scale byte, then the
-    packed values of the chosen candidate, 4 words a row.
+    """Fill out: two words of codes for each of this thread's rows, the scale byte, and the packed
+    values of the chosen candidate, 4 words a row.
 
     raw holds rows runs of 16 elements of one block, block_max its amax. scaling is (table, amax,
     encode_scale, four): a table in shared memory and what global_scale says of its amax. wild says

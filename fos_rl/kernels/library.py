@@ -1,7 +1,7 @@
 """The kernels as torch.library ops, so that torch.compile and CUDA graphs see one opaque call.
 
-Inductor would contract and reorder the reference's arithmetic; an op keeps the bits. Eager code calls
-``fos_rl.kernels.ops`` directly, which saves about 40 us a call.
+Inductor would contract and reorder the reference's arithmetic; an op keeps the bits. Eager code
+calls ``fos_rl.kernels.ops`` directly, which saves about 40 us a call.
 """
 
 import torch

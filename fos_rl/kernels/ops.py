@@ -1,8 +1,9 @@
 """Host side of the CuTe kernels: allocation and launch.
 
-Arguments are those that the reference in ``fos_rl.quant`` has checked and unavailable_reason accepts;
-results have the reference's bits. A call costs a few microseconds, so what depends on the arguments
-alone is looked up once (``_launcher``), and eager code comes here without a torch.library op.
+Arguments are those that the reference in ``fos_rl.quant`` has checked and unavailable_reason
+accepts; results have the reference's bits. A call costs a few microseconds, so what depends on the
+arguments alone is looked up once (``_launcher``), and eager code comes here without a
+torch.library op.
 """
 
 import functools
@@ -124,7 +125,7 @@ def quantize(
     codes: bool = True,
     operand: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
-    """Return codes, block_scale, global_amax and the exact bf16 operand of x, as the reference does.
+    """Return codes, block_scale, global_amax and the exact bf16 operand of x.
 
     x is a contiguous matrix or stack of matrices. What codes and operand do not ask for is None.
     """

@@ -1,7 +1,8 @@
 """PTX instructions, one function each, for code whose rounding must not depend on a compiler.
 
-CuTe DSL turns ``a * b + c`` into one fma and may reorder or approximate; inline PTX with an explicit
-``.rn`` is neither fused nor reordered by LLVM or ptxas. Subnormals are kept everywhere (no ``.ftz``).
+CuTe DSL turns ``a * b + c`` into one fma and may reorder or approximate; inline PTX with an
+explicit ``.rn`` is neither fused nor reordered by LLVM or ptxas. Subnormals are kept everywhere
+(no ``.ftz``).
 
 Imports cutlass, so it is itself imported only when a kernel is built.
 """

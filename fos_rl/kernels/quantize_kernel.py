@@ -156,7 +156,7 @@ def rowwise(
     for unit in range_constexpr(plan.held):
         mine = read(held, unit * words, words)
         maxima[unit] = arithmetic.max_magnitude(mine, recipe.dtype)
-        share = ptx.max_nan(share, maxima[unit])
+        share = arithmetic.larger(share, maxima[unit])
     g_amax = Float32(0.0)
     if const_expr(plan.given_amax):
         g_amax = ptx.load_float(amax_at)

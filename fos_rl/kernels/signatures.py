@@ -37,7 +37,10 @@ def _stream():
 
 
 def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
-    """layout is flat, square, rowwise, columnwise or columnwise_square; the tuples are fields of Recipe, Plan and Output."""
+    """layout is flat, square, rowwise, columnwise or columnwise_square.
+
+    The tuples are the fields of Recipe, Plan and Output.
+    """
     fields = Recipe(*recipe)
     module = columnwise_kernel if layout.startswith("columnwise") else quantize_kernel
     launch = getattr(module, f"launch_{layout}")

@@ -1,4 +1,4 @@
-"""What the quantizing kernels share: constants of a kernel, amaxes, the table, loading and storing."""
+"""What the quantizing kernels share: their constants, amaxes, the table, loading, storing."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ class Plan:
 
     threads of a CTA and CTAs that share an SM (0: any number) decide the registers of a thread.
     given_amax: the amax is read; otherwise rowwise takes it of its row, the others of the partial
-    amaxes that the amax kernel left behind the place of the result. load_ahead: flat and rowwise read
-    a block while they encode the one before. held: blocks of a row that a thread of rowwise keeps in
-    registers, 0 for reading them twice.
+    amaxes that the amax kernel left behind the place of the result. load_ahead: flat and rowwise
+    read a block while they encode the one before. held: blocks of a row that a thread of rowwise
+    keeps in registers, 0 for reading them twice.
     """
 
     threads: int
@@ -84,14 +84,14 @@ def fill_table(table: Uint32, amax: Float32, job: cutlass.Constexpr):
 def cta_max(value: Float32, scratch: Uint32, threads: int) -> Float32:
     """max over the CTA in every thread; NaN propagates. scratch has a word per warp."""
     for lanes in (16, 8, 4, 2, 1):
-        value = ptx.max_nan(value, ptx.shuffle_xor(value, lanes))
+        value = arithmetic.larger(value, ptx.shuffle_xor(value, lanes))
     if threads == 32:
         return value
     ptx.shared_store(ptx.iadd(scratch, ptx.shl(Uint32(cute.arch.warp_idx()), 2)), value)
     cute.arch.sync_threads()
     value = ptx.shared_load(scratch, 1)
     for warp in range(1, threads // 32):
-        value = ptx.max_nan(value, ptx.shared_load(ptx.iadd(scratch, 4 * warp), 1))
+        value = arithmetic.larger(value, ptx.shared_load(ptx.iadd(scratch, 4 * warp), 1))
     return value
 
 
@@ -128,7 +128,7 @@ def matrix_amax(
         partials = Int32(cute.size(amax.shape)) // stack - 1
         start = base + Int64(stack + matrix * partials) * 4
         for i in cutlass.range(tid, partials, plan.threads, unroll=1):
-            value = ptx.max_nan(value, ptx.load_float(start + Int64(i) * 4))
+            value = arithmetic.larger(value, ptx.load_float(start + Int64(i) * 4))
         value = cta_max(value, scratch, plan.threads)
         if (tid == 0) & (cta == 0):
             ptx.store_float(base + Int64(matrix) * 4, value)

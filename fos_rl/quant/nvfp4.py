@@ -146,5 +146,7 @@ def exact_operand(
     fp16 and fp32. Multiply a GEMM of two such operands by amax_a * amax_b / (36 * bound_a *
     bound_b).
     """
+    if use_cute(backend, t.codes, dtype=dtype):
+        return cute_decode(t.codes, t.block_scale, t.global_amax, t.bound, dtype, "operand")
     values = decode_e2m1(t.codes, dtype).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
     return values.mul_(t.block_scale.to(dtype).unsqueeze(-1)).flatten(-2)

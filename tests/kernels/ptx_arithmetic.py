@@ -1,4 +1,4 @@
-"""PTX instructions as functions of arrays of register bits, from their definitions in the PTX ISA."""
+"""PTX instructions as functions of arrays of register bits, defined as in the PTX ISA."""
 
 from collections.abc import Callable
 
@@ -34,8 +34,8 @@ def _typed(name: str, dtype: type, function: Callable) -> None:
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in fp32, rounded once.
 
-    The product is exact in fp64. Its sum with c is made odd where it was inexact, so that the second
-    rounding sees on which side the exact sum lies.
+    The product is exact in fp64. Its sum with c is made odd where it was inexact, so that the
+    second rounding sees on which side the exact sum lies.
     """
     product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
     total = product + addend
@@ -71,8 +71,8 @@ def to_minifloat(x: np.ndarray, mantissa: int, bias: int, largest: float) -> np.
     # log2 may round up to the next integer.
     exponent -= 2.0**exponent > wide
     exponent = np.maximum(exponent, 1 - bias)
-    rounded = np.minimum(np.rint(wide / 2.0 ** (exponent - mantissa)) * 2.0 ** (exponent - mantissa),
-                         largest)  # fmt: skip
+    quantum = 2.0 ** (exponent - mantissa)
+    rounded = np.minimum(np.rint(wide / quantum) * quantum, largest)
     power = np.floor(np.log2(np.maximum(rounded, 2.0 ** (1 - bias))))
     fraction = rounded / 2.0 ** (power - mantissa)
     normal = rounded >= 2.0 ** (1 - bias)
@@ -202,9 +202,7 @@ def _register() -> None:
             _typed(f"mad.lo.{kind}", dtype, lambda a, b, c: a * b + c)
             _typed(f"div.{kind}", dtype, _truncating_division)
             _typed(f"rem.{kind}", dtype, lambda a, b: a - _truncating_division(a, b) * b)
-            OPERATIONS[f"shr.{kind}"] = lambda a, n, d=dtype: _bits(
-                _as(d, a) >> n.astype(d)
-            )
+            OPERATIONS[f"shr.{kind}"] = lambda a, n, d=dtype: _bits(_as(d, a) >> n.astype(d))
         _typed(f"neg.s{bits}", signed, np.negative)
         _typed(f"and.b{bits}", unsigned, np.bitwise_and)
         _typed(f"or.b{bits}", unsigned, np.bitwise_or)
@@ -214,12 +212,12 @@ def _register() -> None:
         for name in (f"b{bits}", f"u{bits}", f"s{bits}", f"f{bits}"):
             OPERATIONS[f"mov.{name}"] = lambda a: a
             OPERATIONS[f"selp.{name}"] = lambda a, b, p: np.where(p, a, b)
-    OPERATIONS["mul.wide.s32"] = lambda a, b: _as(np.int32, a).astype(np.int64) * _as(
-        np.int32, b
-    ).astype(np.int64)
-    OPERATIONS["mul.wide.u32"] = lambda a, b: a.astype(np.uint32).astype(np.uint64) * b.astype(
-        np.uint32
-    ).astype(np.uint64)
+    OPERATIONS["mul.wide.s32"] = lambda a, b: (
+        _as(np.int32, a).astype(np.int64) * _as(np.int32, b).astype(np.int64)
+    )
+    OPERATIONS["mul.wide.u32"] = lambda a, b: (
+        a.astype(np.uint32).astype(np.uint64) * b.astype(np.uint32).astype(np.uint64)
+    )
     OPERATIONS["and.pred"] = lambda a, b: _bool(a) & _bool(b)
     OPERATIONS["or.pred"] = lambda a, b: _bool(a) | _bool(b)
     OPERATIONS["xor.pred"] = lambda a, b: _bool(a) ^ _bool(b)

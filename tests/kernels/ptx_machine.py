@@ -1,20 +1,30 @@
 """Runs the PTX of a kernel on numpy arrays, all threads of a grid at once.
 
 It models what the PTX says, not what hardware does: every instruction the kernels use is written
-here from its definition in the PTX ISA, so that a kernel's arithmetic is compared with the reference
-where there is no GPU. Threads that diverge are run lowest program counter first, which brings them
-together again at the joins of structured code.
+here from its definition in the PTX ISA, so that a kernel's arithmetic is compared with the
+reference where there is no GPU. Threads that diverge are run lowest program counter first, which
+brings them together again at the joins of structured code.
 """
 
 import re
 from dataclasses import dataclass
 
 import numpy as np
-
-from tests.kernels.ptx_arithmetic import OPERATIONS
+from ptx_arithmetic import OPERATIONS
 
 _LABEL = re.compile(r"^(\$\w+):")
-_SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "f32": 4, "f64": 8, "u8": 1, "u32": 4, "u64": 8}
+_SIZES = {
+    "b8": 1,
+    "b16": 2,
+    "b32": 4,
+    "b64": 8,
+    "f32": 4,
+    "f64": 8,
+    "u8": 1,
+    "u32": 4,
+    "u64": 8,
+    "s32": 4,
+}
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 GLOBAL_BASE = 4096
 
@@ -152,7 +162,7 @@ class Machine:
 
     def read(self, address: int, dtype: type, count: int) -> np.ndarray:
         size = np.dtype(dtype).itemsize * count
-        return np.frombuffer(self.memory[address : address + size].tobytes(), dtype)
+        return np.frombuffer(self.memory[address : address + size].tobytes(), dtype).copy()
 
     def run(self) -> None:
         end = len(self.program.instructions)
@@ -254,15 +264,17 @@ class Machine:
 
     def _move_memory(self, op: list[str], operands: tuple[str, ...], mask: np.ndarray) -> None:
         size = _SIZES[op[-1]]
-        vector, place = (operands if op[0] == "ld" else operands[::-1])
+        vector, place = operands if op[0] == "ld" else operands[::-1]
         names = [name.strip() for name in vector.strip("{}").split(",")]
         word = _WORD[size]
         if op[1] == "param":
             name, _, offset = place.strip("[]").partition("+")
             for i, target in enumerate(names):
                 start = (int(offset) if offset else 0) + i * size
-                value = np.frombuffer(self.parameters[name][start : start + size], word)[0]
-                self._assign(target, np.full(self.count, value, word), mask)
+                value = np.frombuffer(self.parameters[name][start : start + size], word)
+                if op[-1].startswith("s"):
+                    value = value.view(np.int32).astype(np.int64)
+                self._assign(target, np.repeat(value, self.count), mask)
             return
         address = self._address(place)[mask]
         assert (address % (size * len(names)) == 0).all(), "misaligned access"

@@ -1,0 +1,131 @@
+"""Inputs that reach every path of the kernels, and launches of compiled kernels on numpy."""
+
+import struct
+
+import numpy as np
+import torch
+from ptx_machine import Machine
+from torch import Tensor
+
+KINDS = (
+    "normal", "heavy", "half_zeros", "zeros", "ties", "wide", "wide_blocks", "ternary", "one_hot",
+    "constant", "nan", "inf", "tiny", "huge", "subnormal", "small", "negative_zero",
+)  # fmt: skip
+_GRID = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
+
+
+def make(
+    kind: str, shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """A matrix of a kind, on the generator's device. Both wide kinds span many powers of ten."""
+    device = generator.device
+    options = {"device": device, "generator": generator}
+
+    def normal() -> Tensor:
+        return torch.randn(shape, **options)
+
+    def uniform(*size: int) -> Tensor:
+        return torch.rand(size, **options)
+
+    rows, cols = shape
+    match kind:
+        case "heavy":
+            x = normal() / (normal().abs() + 1e-3)
+        case "half_zeros":
+            x = normal() * (uniform(*shape) < 0.5)
+        case "zeros":
+            x = torch.zeros(shape, device=device)
+        case "ties":
+            grid = torch.tensor(_GRID, device=device)
+            power = 2.0 ** torch.randint(-4, 4, (rows, 1), **options)
+            x = grid[torch.randint(0, len(_GRID), shape, **options)] * normal().sign() * power
+        case "wide":
+            x = normal() * 10.0 ** (uniform(*shape) * 12 - 6)
+        case "wide_blocks":
+            x = normal() * (10.0 ** (uniform(rows, cols // 16) * 8 - 6)).repeat_interleave(16, 1)
+        case "ternary":
+            x = torch.randint(-1, 2, shape, **options).float()
+        case "one_hot":
+            x = normal() * (uniform(*shape) < 0.06)
+        case "constant":
+            x = torch.full(shape, 1.5, device=device)
+        case "nan" | "inf":
+            x = normal()
+            x[rows // 2, cols // 3] = float(kind)
+        case "tiny":
+            x = normal() * 1e-38
+        case "huge":
+            x = (normal() * 1e38).clamp(-3.3e38, 3.3e38)
+        case "subnormal":
+            x = normal() * (1e-44 if dtype == torch.float32 else 1e-39)
+        case "small":
+            x = normal() * 1e-17
+        case "negative_zero":
+            x = -torch.zeros(shape, device=device)
+            x[:, ::3] = normal()[:, ::3] * 1e-3
+            x[:, 1::5] = 1.0
+        case _:
+            x = normal()
+    return x.to(dtype)
+
+
+def _tensor_argument(address: int, *shape: int) -> bytes:
+    """A tensor as the kernels take it: its address, then its sizes."""
+    return struct.pack(f"<Q{len(shape)}i", address, *shape).ljust(64, b"\0")
+
+
+def run_quantizer(
+    text: str, layout: str, threads: int, ctas: int, x: Tensor, amax: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Run a quantizing kernel's PTX: codes, scale bytes, amaxes and operand bits."""
+    rows, cols = x.shape
+    out_rows, out_cols = (cols, rows) if layout.startswith("columnwise") else (rows, cols)
+    machine = Machine(text, (rows if layout == "rowwise" else ctas, 1), threads)
+    word = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
+    unwritten = np.full(rows * cols * 2, 0xEE, np.uint8)
+    x_at = machine.allocate(x.contiguous().view(word).numpy())
+    codes_at = machine.allocate(unwritten[: rows * cols // 2])
+    scales_at = machine.allocate(unwritten[: rows * cols // 16])
+    operand_at = machine.allocate(unwritten)
+    amax_at = machine.allocate(amax.numpy())
+    arguments = [
+        _tensor_argument(x_at, rows, cols),
+        _tensor_argument(amax_at, amax.numel()),
+        _tensor_argument(codes_at, out_rows, out_cols // 2),
+        _tensor_argument(scales_at, out_rows, out_cols // 16),
+        _tensor_argument(operand_at, out_rows, out_cols),
+    ]
+    if layout != "rowwise":
+        arguments.append(struct.pack("<i", 1))
+    machine.pass_arguments(*arguments)
+    machine.run()
+    return (
+        machine.read(codes_at, np.uint8, rows * cols // 2).reshape(out_rows, -1),
+        machine.read(scales_at, np.uint8, rows * cols // 16).reshape(out_rows, -1),
+        machine.read(amax_at, np.float32, amax.numel()),
+        machine.read(operand_at, np.uint16, rows * cols).reshape(out_rows, -1),
+    )
+
+
+def run_decoder(
+    text: str, codes: Tensor, scale: Tensor, amax: Tensor, out_bytes: int
+) -> np.ndarray:
+    """Run a decoding kernel's PTX on a matrix: the bytes it writes."""
+    rows, half = codes.shape
+    machine = Machine(text, (1, 1), 256)
+    out = np.full(rows * half * 2 * out_bytes, 0xEE, np.uint8)
+    places = [
+        machine.allocate(codes.contiguous().numpy()),
+        machine.allocate(scale.contiguous().view(torch.uint8).numpy()),
+        machine.allocate(amax.numpy()),
+        machine.allocate(out),
+    ]
+    machine.pass_arguments(
+        _tensor_argument(places[0], rows, half),
+        _tensor_argument(places[1], rows, half // 8),
+        _tensor_argument(places[2], amax.numel()),
+        _tensor_argument(places[3], rows, half * 2),
+        struct.pack("<i", rows // amax.numel()),
+    )
+    machine.run()
+    return machine.read(places[3], np.uint8, len(out))
