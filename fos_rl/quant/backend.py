@@ -81,3 +81,19 @@ def cute_decode(
     from fos_rl.kernels import ops
 
     return ops.decode(*arguments)
+
+
+def cute_quantize_for_gemm(
+    x: Tensor, method: str, err_mode: str, bound: int, row_scaled: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """codes, block_scale, global_amax and the exact operand of 1x16 blocks, x being read once."""
+    from fos_rl.kernels import ops
+
+    return ops.quantize(x, method, "1x16", err_mode, bound, row_scaled, operand=True)
+
+
+def takes_fused_epilogue(sums: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel that scales the fp32 sums of a GEMM runs on them and rounds to dtype."""
+    if sums.device.type != "cuda" or torch.compiler.is_compiling() or sums.shape[-1] % 8:
+        return False
+    return unavailable_reason(sums, dtype) is None

@@ -15,6 +15,8 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
+from fos_rl.kernels import ops
+from fos_rl.quant.backend import takes_fused_epilogue
 from fos_rl.quant.blocks import check_choice
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
 from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand
@@ -69,12 +71,17 @@ def fp32_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float32[Tensor,
 
 
 def raw_gemm(
-    a: QuantizedTensor, b: QuantizedTensor, gemm: Gemm, b_operand: Tensor | None = None
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    gemm: Gemm,
+    a_operand: Tensor | None = None,
+    b_operand: Tensor | None = None,
 ) -> Float32[Tensor, "m n"]:
     """Return the fp32 sums of products of a [M, K] and b [N, K] before any global scale."""
     if gemm == "native":
         return _native_gemm(a, b)
-    return fp32_mm(gemm_operand(a), gemm_operand(b) if b_operand is None else b_operand)
+    a_operand = gemm_operand(a) if a_operand is None else a_operand
+    return fp32_mm(a_operand, gemm_operand(b) if b_operand is None else b_operand)
 
 
 def apply_global_scales(
@@ -106,14 +113,19 @@ def quantized_gemm(
     gemm: Gemm = "emulated",
     row_scaled: bool = False,
     bias: Float[Tensor, "n"] | None = None,
+    a_operand: Tensor | None = None,
     b_operand: Tensor | None = None,
 ) -> Float[Tensor, "m n"]:
     """Return a @ b.T (a [M, K], b [N, K]) in out_dtype: global scales and bias in fp32, one
-    rounding."""
-    out = raw_gemm(a, b, gemm, b_operand)
+    rounding. Operands given are those of gemm_operand."""
+    out = raw_gemm(a, b, gemm, a_operand, b_operand)
     if isinstance(a, NVFP4Tensor):
         assert isinstance(b, NVFP4Tensor)
         bounds = (a.bound, b.bound)
+        if takes_fused_epilogue(out, out_dtype):
+            return ops.scale_sums(
+                out, a.global_amax, b.global_amax, bounds, row_scaled, bias, out_dtype
+            )
         out = apply_global_scales(out, a.global_amax, b.global_amax, bounds, row_scaled)
     if bias is not None:
         out = out.add_(bias.to(torch.float32))

@@ -157,7 +157,11 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: MatmulCall
     ) -> Tensor:
         recipe, prepared = call.recipe, call.prepared
-        quantized_x = recipe.activation(x)
+        x_operand = None
+        if call.gemm == "emulated":
+            quantized_x, x_operand = recipe.activation_and_operand(x)
+        else:
+            quantized_x = recipe.activation(x)
         out = quantized_gemm(
             quantized_x,
             prepared.rowwise,
@@ -165,6 +169,7 @@ class _QuantizedMatmul(torch.autograd.Function):
             gemm=call.gemm,
             row_scaled=recipe.row_scaled_activation,
             bias=bias,
+            a_operand=x_operand,
             b_operand=prepared.operand,
         )
         for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from fos_rl.quant.backend import cute_quantize_for_gemm, use_cute
 from fos_rl.quant.blocks import BlockShape, check_choice
 from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode, four_over_six_quantize
 from fos_rl.quant.gemm import QuantizedTensor, gemm_operand
@@ -63,6 +64,16 @@ class NVFP4Recipe:
         """Quantize x [M, K]; amax_per_row None follows row_scaled_activation."""
         per_row = self.row_scaled_activation if amax_per_row is None else amax_per_row
         return self._quantize(x, "1x16", per_row and not columnwise, columnwise, amax)
+
+    def activation_and_operand(self, x: Tensor) -> tuple[NVFP4Tensor, Tensor | None]:
+        """Quantize x [M, K], and give its gemm_operand too where one pass makes both."""
+        if self.quantizer or torch.compiler.is_compiling() or not use_cute("auto", x):
+            return self.activation(x), None
+        method = "standard" if self.scheme == "nvfp4" else self.scheme
+        *parts, operand = cute_quantize_for_gemm(
+            x, method, self.err_mode, self._bound, self.row_scaled_activation
+        )
+        return NVFP4Tensor(*parts, self._bound), operand
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
@@ -151,6 +162,9 @@ class MXFP8Recipe:
         amax_per_row: bool | None = None,
     ) -> MXFP8Tensor:
         return mxfp8_quantize(x, self.scale_mode, columnwise=columnwise)
+
+    def activation_and_operand(self, x: Tensor) -> tuple[MXFP8Tensor, None]:
+        return self.activation(x), None
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
