@@ -4,13 +4,14 @@
     python benchmarks/quantize.py --only forms kinds    # parts: forms kinds shapes small linear
     python benchmarks/quantize.py --out benchmarks/results/quantize_h200
 
-Share is the bandwidth of a kernel (input read once, outputs written once) over that of a copy of the same
-input in the same run. The reference under torch.compile is not legal (it changes bits); its time is
-shown for scale. Writes OUT.json and OUT.md, and OUT.png where matplotlib is installed.
+Share is the bandwidth of a kernel (input read once, outputs written once) over that of a copy of
+the same input in the same run. The reference under torch.compile is not legal (it changes bits);
+its time is shown for scale. Writes OUT.json, OUT.md and, where matplotlib is installed, OUT.png.
 """
 
 import argparse
 import datetime
+import functools
 import json
 import subprocess
 import sys
@@ -22,7 +23,15 @@ import torch
 from torch import Tensor
 
 from fos_rl.kernels import ops
-from fos_rl.quant import four_over_six_quantize, nvfp4_dequantize, nvfp4_quantize
+from fos_rl.quant import (
+    NVFP4Recipe,
+    exact_operand,
+    four_over_six_quantize,
+    nvfp4_dequantize,
+    nvfp4_quantize,
+    prepare_weight,
+    quantized_linear,
+)
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "kernels"))
 from kernel_data import make
@@ -42,29 +51,20 @@ KINDS = (
 SHAPES = [(m, k) for k in (576, 2048, 4096, 8192) for m in (256, 4096, 65536)]
 
 
-def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """Median device time of a call that takes longer than its launch."""
+def milliseconds(call: Callable[[], object], calls: int = 10, repeats: int = 5) -> float:
+    """Device time of a call among others in the queue: nothing waits for the host. A median."""
     for _ in range(3):
         call()
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
-def queued_milliseconds(call: Callable[[], object], calls: int = 20) -> float:
-    """Device time of a call among others: nothing waits for the host."""
-
-    def many() -> None:
         for _ in range(calls):
             call()
-
-    return milliseconds(many, 5) / calls
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / calls)
+    return sorted(times)[len(times) // 2]
 
 
 def graph_microseconds(call: Callable[[], object], calls: int = 50) -> float:
@@ -74,7 +74,7 @@ def graph_microseconds(call: Callable[[], object], calls: int = 50) -> float:
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    return milliseconds(graph.replay) / calls * 1e3
+    return milliseconds(graph.replay, 1, 20) / calls * 1e3
 
 
 def host_microseconds(call: Callable[[], object], calls: int = 500) -> float:
@@ -103,6 +103,19 @@ def quantizer(x: Tensor, err_mode: str, bound: int, form: dict) -> Callable[[], 
     return lambda: ops.quantize(x, err_mode=err_mode, bound=bound, global_amax=given, **rest)
 
 
+def eager_quantizer(x: Tensor, err_mode: str, bound: int, form: dict) -> Callable[[], object]:
+    rest = {name: value for name, value in form.items() if name != "given"}
+    return functools.partial(
+        four_over_six_quantize,
+        x,
+        err_mode=err_mode,
+        e4m3_scale_bound=bound,
+        global_amax=amax_of(x) if form.get("given") else None,
+        backend="reference",
+        **rest,
+    )
+
+
 def copy_bandwidth(x: Tensor) -> float:
     """Bytes a millisecond, read and written."""
     target = torch.empty_like(x)
@@ -110,52 +123,50 @@ def copy_bandwidth(x: Tensor) -> float:
 
 
 def bench_forms() -> list[dict]:
-    """Every form at 16384 x 8192, with the eager reference."""
-    rows = []
-    for dtype in (BF16, FP32):
-        x = normal((16384, 8192), dtype)
-        bandwidth = copy_bandwidth(x)
-        out_bytes = x.numel() * 9 // 16
+    """Every form at 16384 x 8192, with the eager reference for bf16."""
+    return [*_forms_of(BF16), *_forms_of(FP32)]
 
-        def row(what: str, error: str, moved: int, ms: float, eager: float | None) -> dict:
-            return {
-                "form": what, "dtype": str(dtype)[6:], "error": error, "ms": ms,
-                "share": moved / ms / bandwidth, "over_eager": eager and eager / ms,
-            }  # fmt: skip
 
-        def partial() -> Tensor:
-            return ops.partial_amaxes(x, 1)
+def _forms_of(dtype: torch.dtype) -> list[dict]:
+    x = normal((16384, 8192), dtype)
+    bandwidth = copy_bandwidth(x)
+    out_bytes = x.numel() * 9 // 16
+    rows: list[dict] = []
 
-        rows.append(row("copy", "", 2 * x.nbytes, 2 * x.nbytes / bandwidth, None))
-        rows.append(row("amax pass", "", x.nbytes, milliseconds(partial), None))
-        for name, form in FORMS.items():
-            for err_mode, bound in (("mae", 448), ("mse", 256)):
-                ms = milliseconds(quantizer(x, err_mode, bound, form))
-                eager = None
-                if dtype == BF16:
-                    amax = amax_of(x) if form.get("given") else None
-                    block, columns = form.get("block", "1x16"), form.get("columnwise", False)
-                    scaled = form.get("row_scaled", False)
-                    eager = milliseconds(
-                        lambda: four_over_six_quantize(
-                            x, block, err_mode, bound, scaled, columnwise=columns,
-                            global_amax=amax, backend="reference",
-                        ),
-                        3,
-                    )  # fmt: skip
-                rows.append(row(name, f"{err_mode} {bound}", x.nbytes + out_bytes, ms, eager))
-        given = amax_of(x)
-        ms = milliseconds(lambda: ops.quantize(x, "standard", bound=448, global_amax=given))
-        rows.append(row("standard NVFP4, amax given", "", x.nbytes + out_bytes, ms, None))
-        ms = milliseconds(lambda: ops.quantize(x, row_scaled=True, codes=False, operand=True))
-        rows.append(row("rows to operand", "mse 256", x.nbytes + 2 * x.numel(), ms, None))
+    def add(what: str, error: str, moved: float, ms: float, eager: float | None = None) -> None:
+        rows.append(
+            {
+                "form": what,
+                "dtype": str(dtype)[6:],
+                "error": error,
+                "ms": ms,
+                "share": moved / ms / bandwidth,
+                "over_eager": eager and eager / ms,
+            }
+        )
+
+    add("copy", "", 2 * x.nbytes, 2 * x.nbytes / bandwidth)
+    add("amax pass", "", x.nbytes, milliseconds(lambda: ops.partial_amaxes(x, 1)))
+    for name, form in FORMS.items():
+        for err_mode, bound in (("mae", 448), ("mse", 256)):
+            ms = milliseconds(quantizer(x, err_mode, bound, form))
+            eager = milliseconds(eager_quantizer(x, err_mode, bound, form), 1, 3)
+            add(name, f"{err_mode} {bound}", x.nbytes + out_bytes, ms, eager)
+    given = amax_of(x)
+    standard = milliseconds(lambda: ops.quantize(x, "standard", bound=448, global_amax=given))
+    add("standard NVFP4, amax given", "", x.nbytes + out_bytes, standard)
+    operand = milliseconds(lambda: ops.quantize(x, row_scaled=True, codes=False, operand=True))
+    add("rows to operand", "mse 256", x.nbytes + 2 * x.numel(), operand)
+    if dtype == BF16:
         t = nvfp4_quantize(x)
         for what, out in (("value", BF16), ("value", FP32), ("operand", BF16)):
-            parts = (t.codes, t.block_scale, t.global_amax, 448, out, what)
-            ms = milliseconds(lambda: ops.decode(*parts))
+            call = functools.partial(
+                ops.decode, t.codes, t.block_scale, t.global_amax, 448, out, what
+            )
+            decode = exact_operand if what == "operand" else nvfp4_dequantize
+            eager = milliseconds(functools.partial(decode, t, out, backend="reference"), 1, 3)
             moved = out_bytes + x.numel() * out.itemsize
-            eager = milliseconds(lambda: nvfp4_dequantize(t, out, backend="reference"), 3)
-            rows.append(row(f"decode {what}", str(out)[6:], moved, ms, eager))
+            add(f"decode to {what} {str(out)[6:]}", "", moved, milliseconds(call), eager)
     return rows
 
 
@@ -168,10 +179,13 @@ def bench_compiled() -> list[dict]:
         t = four_over_six_quantize(x, global_amax=amax, backend="reference")
         return t.codes, t.block_scale.view(torch.uint8)
 
-    ms = {"eager": milliseconds(lambda: reference(x), 5)}
-    ms["torch.compile"] = milliseconds(lambda compiled=torch.compile(reference): compiled(x))
-    ms["kernel"] = milliseconds(lambda: ops.quantize(x, global_amax=amax))
-    return [{"what": what, "ms": value} for what, value in ms.items()]
+    compiled = torch.compile(reference)
+    calls = {
+        "eager reference": lambda: reference(x),
+        "reference under torch.compile": lambda: compiled(x),
+        "kernel": lambda: ops.quantize(x, global_amax=amax),
+    }
+    return [{"what": what, "ms": milliseconds(call)} for what, call in calls.items()]
 
 
 def bench_kinds() -> list[dict]:
@@ -181,7 +195,7 @@ def bench_kinds() -> list[dict]:
         x = normal((16384, 8192), BF16, kind)
         for name in ("tensor, amax given", "rows", "16x16, amax given"):
             for err_mode, bound in (("mae", 256), ("mae", 448), ("mse", 256)):
-                ms = milliseconds(quantizer(x, err_mode, bound, FORMS[name]), 10)
+                ms = milliseconds(quantizer(x, err_mode, bound, FORMS[name]))
                 first = base.setdefault((name, err_mode, bound), ms)
                 rows.append(
                     {
@@ -190,7 +204,7 @@ def bench_kinds() -> list[dict]:
                         "error": f"{err_mode} {bound}",
                         "ms": ms,
                         "over_normal": ms / first,
-                    }  # fmt: skip
+                    }
                 )
     return rows
 
@@ -202,7 +216,8 @@ def bench_shapes() -> list[dict]:
         bandwidth = copy_bandwidth(x)
         for name in ("tensor, amax given", "rows", "16x16, amax given"):
             call = quantizer(x, "mse", 256, FORMS[name])
-            ms = queued_milliseconds(call) if x.numel() >= 2**24 else graph_microseconds(call) / 1e3
+            large = x.numel() >= 2**24
+            ms = milliseconds(call) if large else graph_microseconds(call) / 1e3
             share = (x.nbytes + x.numel() * 9 / 16) / ms / bandwidth
             rows.append(
                 {"rows": shape[0], "cols": shape[1], "form": name, "ms": ms, "share": share}
@@ -211,64 +226,64 @@ def bench_shapes() -> list[dict]:
 
 
 def bench_small() -> list[dict]:
-    """Decode shapes in a CUDA graph, beside an empty-handed kernel and a strided copy, and the host."""
+    """Decode shapes in a CUDA graph, beside the least a kernel takes and a strided copy, and the
+    host's time."""
     one = torch.zeros(1, device="cuda")
     floor, host_floor = (f(lambda: one.add_(1)) for f in (graph_microseconds, host_microseconds))
     rows = [{"form": "one-element add", "us": floor, "host_us": host_floor}]
     for m in (1, 16, 64):
         for k in (576, 4096, 8192):
-            x = normal((m, k))
-            half = torch.empty(m, k // 2, dtype=torch.uint8, device="cuda")
-            copy = graph_microseconds(lambda: half.copy_(x.view(torch.uint8)[:, ::4]))
-            for name in ("tensor, amax given", "tensor", "rows"):
-                call = quantizer(x, "mse", 256, FORMS[name])
-                rows.append(
-                    {
-                        "form": name,
-                        "rows": m,
-                        "cols": k,
-                        "us": graph_microseconds(call),
-                        "copy_us": copy,
-                        "host_us": host_microseconds(call),
-                    }  # fmt: skip
-                )
+            rows += _small_of(normal((m, k)))
+    return rows
+
+
+def _small_of(x: Tensor) -> list[dict]:
+    m, k = x.shape
+    half = torch.empty(m, k // 2, dtype=torch.uint8, device="cuda")
+    copy = graph_microseconds(lambda: half.copy_(x.view(torch.uint8)[:, ::4]))
+    rows = []
+    for name in ("tensor, amax given", "tensor", "rows"):
+        call = quantizer(x, "mse", 256, FORMS[name])
+        device, host = graph_microseconds(call), host_microseconds(call)
+        rows.append(
+            {"form": name, "rows": m, "cols": k, "us": device, "copy_us": copy, "host_us": host}
+        )
     return rows
 
 
 def bench_linear() -> list[dict]:
     """Forward, and forward with backward, of a quantized linear against a bf16 one."""
-    from fos_rl.quant import NVFP4Recipe, prepare_weight, quantized_linear
+    return [row for err_mode in ("mae", "mse") for row in _linear_of(err_mode)]
 
+
+def _linear_of(err_mode: str) -> list[dict]:
     x = normal((8192, 4096)).requires_grad_()
     w = (normal((4096, 4096)) * 0.02).requires_grad_()
     dy = normal((8192, 4096), BF16, "heavy")
-    rows = []
-    for err_mode in ("mae", "mse"):
-        recipe = NVFP4Recipe("four_over_six", err_mode=err_mode)
-        prepared = prepare_weight(w, recipe)
+    recipe = NVFP4Recipe("four_over_six", err_mode=err_mode)
+    prepared = prepare_weight(w, recipe)
 
-        def quantized() -> Tensor:
-            return quantized_linear(
-                x, w, recipe=recipe, backward="dequantized", quantized_weight=prepared
-            )
+    def quantized() -> Tensor:
+        return quantized_linear(
+            x, w, recipe=recipe, backward="dequantized", quantized_weight=prepared
+        )
 
-        def plain() -> Tensor:
-            return x @ w.t()
+    def plain() -> Tensor:
+        return x @ w.t()
 
-        def both(forward: Callable[[], Tensor]) -> None:
-            torch.autograd.grad(forward(), (x, w), dy)
+    def both(forward: Callable[[], Tensor]) -> None:
+        torch.autograd.grad(forward(), (x, w), dy)
 
-        with torch.no_grad():
-            forward, forward_plain = queued_milliseconds(quantized), queued_milliseconds(plain)
-        full = queued_milliseconds(lambda: both(quantized))
-        full_plain = queued_milliseconds(lambda: both(plain))
+    with torch.no_grad():
+        times = [milliseconds(quantized), milliseconds(plain)]
+    times += [milliseconds(lambda: both(quantized)), milliseconds(lambda: both(plain))]
+    return [
+        {"what": what, "error": err_mode, "ms": ours, "bf16_ms": bf16, "ratio": ours / bf16}
         for what, ours, bf16 in (
-            ("forward", forward, forward_plain), ("forward and backward", full, full_plain)
-        ):  # fmt: skip
-            rows.append(
-                {"what": what, "error": err_mode, "ms": ours, "bf16_ms": bf16, "ratio": ours / bf16}
-            )
-    return rows
+            ("forward", *times[:2]),
+            ("forward and backward", *times[2:]),
+        )
+    ]
 
 
 PARTS = {
