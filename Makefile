@@ -14,7 +14,7 @@ demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
 
 test: install
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(VENV)/bin/ruff check .
