@@ -1,6 +1,7 @@
 """What the numerics benchmarks share: arms, both hosts on the same tokens, result files."""
 
 import datetime
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,9 @@ def synced_hosts(folder: Path, recipe: Precision, workload: Workload) -> Iterato
         yield pair
     finally:
         pair.close()
+        # Engine and model refer to each other; the next pair needs their memory.
+        del pair
+        gc.collect()
 
 
 def tiny_folder(family: str, scratch: Path) -> Path:
