@@ -1,5 +1,6 @@
 """Optional metric loggers beside metrics.jsonl: TensorBoard and Weights & Biases."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def _tensorboard(folder: Path) -> Log:
 
 def _wandb(config: RunConfig, folder: Path) -> Log:
     try:
-        import wandb
+        wandb = importlib.import_module("wandb")
     except ImportError:
         raise ValueError(
             f"logging.wandb_project = {config.logging.wandb_project!r}: the package wandb is not "

@@ -10,7 +10,7 @@ from fos_rl.model.hf import named_hf_weights
 
 def checksum(tensor: Tensor) -> int:
     """CRC-32 of the tensor's bytes in row-major order; about 2 GB/s, on the CPU."""
-    return zlib.crc32(tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy())
+    return zlib.crc32(tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().data)
 
 
 def named_checksums(decoder: nn.Module) -> dict[str, int]:

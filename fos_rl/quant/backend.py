@@ -61,7 +61,10 @@ def cute_quantize(
         return library.quantize(*arguments)
     from fos_rl.kernels import ops
 
-    return ops.quantize(*arguments)[:3]
+    codes, block_scale, amax = ops.quantize(*arguments)[:3]
+    assert codes is not None
+    assert block_scale is not None
+    return codes, block_scale, amax
 
 
 def cute_decode(
@@ -89,7 +92,13 @@ def cute_quantize_for_gemm(
     """codes, block_scale, global_amax and the exact operand of 1x16 blocks, x being read once."""
     from fos_rl.kernels import ops
 
-    return ops.quantize(x, method, "1x16", err_mode, bound, row_scaled, operand=True)
+    codes, block_scale, amax, operand = ops.quantize(
+        x, method, "1x16", err_mode, bound, row_scaled, operand=True
+    )
+    assert codes is not None
+    assert block_scale is not None
+    assert operand is not None
+    return codes, block_scale, amax, operand
 
 
 def takes_fused_epilogue(sums: Tensor, dtype: torch.dtype) -> bool:

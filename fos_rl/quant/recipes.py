@@ -70,10 +70,10 @@ class NVFP4Recipe:
         if self.quantizer or torch.compiler.is_compiling() or not use_cute("auto", x):
             return self.activation(x), None
         method = "standard" if self.scheme == "nvfp4" else self.scheme
-        *parts, operand = cute_quantize_for_gemm(
+        codes, block_scale, amax, operand = cute_quantize_for_gemm(
             x, method, self.err_mode, self._bound, self.row_scaled_activation
         )
-        return NVFP4Tensor(*parts, self._bound), operand
+        return NVFP4Tensor(codes, block_scale, amax, self._bound), operand
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
