@@ -427,9 +427,9 @@ def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:
         level = [larger_magnitude(a, b, dtype) for a, b in pairs]
     if dtype == "float32":
         return ptx.from_bits(level[0])
-    low = ptx.abs_(ptx.from_bits(ptx.shl(level[0], 16)))
-    high = ptx.abs_(ptx.from_bits(ptx.and_(level[0], 0xFFFF0000)))
-    return larger(low, high)
+    magnitudes = ptx.and_(level[0], 0x7FFF7FFF)
+    low, high = ptx.shl(magnitudes, 16), ptx.and_(magnitudes, 0x7FFF0000)
+    return larger(ptx.from_bits(low), ptx.from_bits(high))
 
 
 def operand_words(

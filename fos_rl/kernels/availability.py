@@ -29,6 +29,7 @@ def missing_package() -> str | None:
     return None
 
 
+@torch.compiler.assume_constant_result
 @functools.cache
 def _device_reason(device: torch.device) -> str | None:
     if device.type != "cuda":
@@ -60,7 +61,8 @@ def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | Non
         return None if dtype in _DTYPES else f"dtype is {dtype}, needs bfloat16 or float32"
     if x.dtype not in _DTYPES:
         return f"dtype is {x.dtype}, needs bfloat16 or float32"
-    if not x.is_contiguous() or x.data_ptr() % 16:
+    # While compiling there is no address; the op copies what is not aligned.
+    if not x.is_contiguous() or (not torch.compiler.is_compiling() and x.data_ptr() % 16):
         return "the input is not contiguous and aligned to 16 bytes"
     if x.shape[-1] % 16 or x.numel() >= 2**35:
         return f"shape is {tuple(x.shape)}, needs a last dim divisible by 16 and < 2^35 elements"

@@ -22,6 +22,7 @@ def quantize(
     global_amax: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """codes, block_scale and global_amax (a copy, if given) as ``ops.quantize`` returns them."""
+    x = x if x.data_ptr() % 16 == 0 else x.clone()
     codes, scale, amax, _ = ops.quantize(
         x, method, block, err_mode, bound, row_scaled, columnwise, global_amax
     )

@@ -58,7 +58,7 @@ def _launcher(
     device: torch.device,
     dtype: torch.dtype,
     recipe: tuple,
-    plan: tuple[int, bool, bool, int, int],
+    plan: tuple[int, bool, str, int, int],
     writes: tuple[bool, bool],
 ) -> Callable[..., None]:
     constants = (layout, (_DTYPE_NAMES[dtype], *recipe), plan, writes)
@@ -152,7 +152,7 @@ def quantize(
         if not given:
             amax = partial_amaxes(x, stack)
     recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
-    plan = (threads, given, True, ctas_per_sm, held)
+    plan = (threads, given, "registers", ctas_per_sm, held)
     launch = _launcher(layout, device, dtype, recipe, plan, (codes, operand))
     out_rows, out_cols = (stack * cols, rows // stack) if columnwise else (rows, cols)
     code_bytes = torch.empty((out_rows, out_cols // 2), dtype=torch.uint8, device=device)

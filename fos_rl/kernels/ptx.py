@@ -211,7 +211,8 @@ def select(condition: Boolean, a, b):
 def e4m3_pair(low: Float32, high: Float32) -> Uint32:
     """E4M3 bytes of two fp32 (low in bits 0..7), nearest even, saturating at 448, NaN 0x7F."""
     return _emit(
-        "{{\n.reg .b16 h;\ncvt.rn.satfinite.e4m3x2.f32 h, {1}, {2};\ncvt.u32.u16 {0}, h;\n}}",
+        "{{\n.reg .b16 h, zero;\nmov.b16 zero, 0;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 h, {1}, {2};\nmov.b32 {0}, {{h, zero}};\n}}",
         (Uint32,),
         (high, low),
     )
@@ -334,6 +335,16 @@ def fresh(a: Uint32) -> Uint32:
     Recomputing is cheaper than keeping it in registers across a branch.
     """
     return _emit("mov.b32 {0}, {1};", (Uint32,), (a,), side_effects=True)
+
+
+def fresh_address(a: Int64) -> Int64:
+    """a, as a value that no compiler takes apart: one register pair, not a sum made anew."""
+    return _emit("mov.b64 {0}, {1};", (Int64,), (a,), side_effects=True)
+
+
+def prefetch(address: Int64) -> None:
+    """Bring the sector at address to the L1 cache."""
+    _emit("prefetch.global.L1 [{0}];", (), (address,), side_effects=True)
 
 
 def keep_branch() -> None:

@@ -41,15 +41,18 @@ def flat_run(
     ahead = cute.make_rmem_tensor(words, Uint32)
     block = first
     # An out-of-range amax is rare, and its code needs the registers.
-    load_ahead = const_expr(job.plan.load_ahead and not wild)
-    if const_expr(load_ahead):
+    load_ahead = const_expr("" if wild else job.plan.load_ahead)
+    if const_expr(load_ahead == "registers"):
         load_block(ahead, 0, at[0], cutlass.min(first, end - 1), job.recipe)
     for _ in cutlass.range(units, unroll=1):
-        if const_expr(load_ahead):
+        if const_expr(load_ahead == "registers"):
             write(raw, 0, read(ahead, 0, words))
             load_block(ahead, 0, at[0], cutlass.min(block + step, end - 1), job.recipe)
         else:
             load_block(raw, 0, at[0], cutlass.min(block, end - 1), job.recipe)
+        if const_expr(load_ahead == "cache"):
+            following = Int64(cutlass.min(block + step, end - 1))
+            ptx.prefetch(at[0] + following * (4 * words))
         block_max = block_amax(raw, ONE_ROW, job.recipe)
         encode_and_store(
             raw, scaling, block_max, block, block < end, Int32(0), at, wild, ONE_ROW, job

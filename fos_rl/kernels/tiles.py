@@ -27,7 +27,7 @@ class Plan:
 
     threads: int
     given_amax: bool = True
-    load_ahead: bool = True
+    load_ahead: str = "registers"
     ctas_per_sm: int = 0
     held: int = 0
 
@@ -137,12 +137,13 @@ def matrix_amax(
 
 def addresses(x, codes, scales, operand, first_block: Int64, recipe: Recipe) -> tuple[Int64, ...]:
     """Addresses of a block in x, codes, scales and operand."""
-    return (
+    sums = (
         Int64(x.iterator.toint()) + first_block * (4 * words_per_block(recipe)),
         Int64(codes.iterator.toint()) + first_block * 8,
         Int64(scales.iterator.toint()) + first_block,
         Int64(operand.iterator.toint()) + first_block * 32,
     )
+    return tuple(ptx.fresh_address(address) for address in sums)
 
 
 def load_block(raw, first: int, base: Int64, block: Int32, recipe: Recipe) -> None:

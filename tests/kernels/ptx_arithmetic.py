@@ -223,6 +223,7 @@ def _register() -> None:
     OPERATIONS["xor.pred"] = lambda a, b: _bool(a) ^ _bool(b)
     OPERATIONS["not.pred"] = lambda a: ~_bool(a)
     OPERATIONS["mov.pred"] = _bool
+    OPERATIONS["mov.b16"] = lambda a: a
     OPERATIONS["lop3.b32"] = _lop3
     OPERATIONS["prmt.b32"] = _prmt
     OPERATIONS["cvt.s64.s32"] = lambda a: _as(np.int32, a).astype(np.int64)

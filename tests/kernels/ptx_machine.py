@@ -186,7 +186,7 @@ class Machine:
                 waiting = active.reshape(self.ctas, self.threads)
                 live = (pcs != end).reshape(self.ctas, self.threads)
                 assert not (waiting.any(1, keepdims=True) & live & ~waiting).any(), "barrier"
-            elif kind != "pmevent":
+            elif kind not in ("pmevent", "prefetch"):
                 self._execute(instruction, mask)
 
     def _value(self, operand: str) -> np.ndarray:

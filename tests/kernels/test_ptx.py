@@ -27,12 +27,24 @@ pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missin
 # name: layout, recipe, plan, output. Each path of the kernels is in one of them; what is left out
 # (the other bound, the other error) changes constants only and is compared on a GPU.
 KERNELS = {
-    "flat": ("flat", ("bfloat16", "four_over_six", "mae", 256), (256, True, True, 3, 0)),
-    "flat_mse": ("flat", ("bfloat16", "four_over_six", "mse", 448), (256, True, True, 3, 0)),
-    "rowwise": ("rowwise", ("bfloat16", "four_over_six", "mse", 256), (64, False, True, 12, 0)),
-    "square": ("square", ("bfloat16", "four_over_six", "mae", 448), (128, True, True, 4, 0)),
-    "fp32_held": ("rowwise", ("float32", "four_over_six", "mae", 256), (128, False, True, 1, 1)),
-    "standard": ("columnwise", ("bfloat16", "standard", "mae", 448), (128, True, True, 5, 0)),
+    "flat": ("flat", ("bfloat16", "four_over_six", "mae", 256), (256, True, "registers", 3, 0)),
+    "flat_mse": ("flat", ("bfloat16", "four_over_six", "mse", 448), (256, True, "registers", 3, 0)),
+    "rowwise": (
+        "rowwise",
+        ("bfloat16", "four_over_six", "mse", 256),
+        (64, False, "registers", 12, 0),
+    ),
+    "square": ("square", ("bfloat16", "four_over_six", "mae", 448), (128, True, "registers", 4, 0)),
+    "fp32_held": (
+        "rowwise",
+        ("float32", "four_over_six", "mae", 256),
+        (128, False, "registers", 1, 1),
+    ),
+    "standard": (
+        "columnwise",
+        ("bfloat16", "standard", "mae", 448),
+        (128, True, "registers", 5, 0),
+    ),
 }
 BOTH = (True, True)
 
