@@ -29,9 +29,8 @@ def missing_package() -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
 @functools.cache
-def _device_reason(device: torch.device) -> str | None:
+def _cached_device_reason(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"device is {device.type}, needs cuda"
     capability = torch.cuda.get_device_capability(device)
@@ -39,6 +38,12 @@ def _device_reason(device: torch.device) -> str | None:
         known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
         return f"compute capability {capability[0]}.{capability[1]}, needs one of {known}"
     return missing_package()
+
+
+# Dynamo does not look into this; it would trace through the cache.
+@torch.compiler.assume_constant_result
+def _device_reason(device: torch.device) -> str | None:
+    return _cached_device_reason(device)
 
 
 @functools.cache

@@ -120,6 +120,13 @@ def _tree_sum(row_errors: list[Float32], holding: Holding) -> Float32:
     return ptx.add(*row_errors) if holding.neighbours else row_errors[0]
 
 
+def _entry(table, offset, g: GlobalScale, has_table: bool, recipe: Recipe):
+    """The table entry at an offset, or made anew."""
+    if has_table:
+        return ptx.shared_load(ptx.iadd(table, offset), 4)
+    return arithmetic.table_entry(ptx.shr(offset, 4), g, recipe)
+
+
 def scale_of(entry: Uint32) -> Float32:
     """fp32 of the scale whose table entry starts at that offset."""
     return ptx.e4m3_to_float(ptx.shr(entry, 4))
@@ -165,6 +172,7 @@ def encode(
     block_max: Float32,
     scaling: tuple,
     wild: cutlass.Constexpr,
+    has_table: cutlass.Constexpr,
     holding: cutlass.Constexpr,
     recipe: cutlass.Constexpr,
 ):
@@ -173,7 +181,8 @@ def encode(
 
     raw holds rows runs of 16 elements of one block, block_max its amax. scaling is (table, amax,
     encode_scale, four): a table in shared memory and what global_scale says of its amax. wild says
-    that this amax is out of the range of the short formulas.
+    that this amax is out of the range of the short formulas; without has_table, entries are made
+    here, which is less work for few blocks.
     """
     table, amax, encode_scale, four = scaling
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
@@ -183,11 +192,11 @@ def encode(
     pair = ptx.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
-    m6, lead6, weight6, limit = ptx.shared_load(ptx.iadd(table, entry6), 4)
+    m6, lead6, weight6, limit = _entry(table, entry6, g, has_table, recipe)
     entries = [(m6, lead6, weight6)]
     weight4 = weight6
     if const_expr(two):
-        m4, lead4, weight4, limit4 = ptx.shared_load(ptx.iadd(table, entry4), 4)
+        m4, lead4, weight4, limit4 = _entry(table, entry4, g, has_table, recipe)
         entries = [(m6, lead6, weight6), (m4, lead4, weight4)]
         limit = ptx.min_(limit, limit4)
     packed = cute.make_rmem_tensor(8 * rows, Uint32)

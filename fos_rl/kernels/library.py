@@ -21,13 +21,13 @@ def quantize(
     columnwise: bool,
     global_amax: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """codes, block_scale and global_amax (a copy, if given) as ``ops.quantize`` returns them."""
+    """codes, block_scale as uint8, and global_amax (a copy, if given) of ``ops.quantize``."""
     x = x if x.data_ptr() % 16 == 0 else x.clone()
     codes, scale, amax, _ = ops.quantize(
         x, method, block, err_mode, bound, row_scaled, columnwise, global_amax
     )
     # An op may return neither an argument nor a view of one of its buffers.
-    return codes, scale, amax.clone()
+    return codes, scale.view(torch.uint8), amax.clone()
 
 
 @quantize.register_fake
@@ -37,7 +37,7 @@ def _(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax):
         rows, cols = cols, rows
     return (
         x.new_empty((*stack, rows, cols // 2), dtype=torch.uint8),
-        x.new_empty((*stack, rows, cols // 16), dtype=torch.float8_e4m3fn),
+        x.new_empty((*stack, rows, cols // 16), dtype=torch.uint8),
         x.new_empty((*stack, rows if row_scaled else 1), dtype=torch.float32),
     )
 

@@ -16,13 +16,18 @@ from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
 
 _AMAX_THREADS, _DECODE_THREADS = 512, 256
-# Threads of a CTA, CTAs that share an SM (which decides the registers of a thread), and CTAs of a
-# launch for each SM: more than run at once, to even out the end.
+# For bf16 and fp32: threads of a CTA, CTAs that share an SM (which decides the registers of a
+# thread), what is loaded ahead, and CTAs of a launch for each SM, more than run at once to even out
+# the end. Measured on an H200 (benchmarks/quantize.py); fp32 has no registers to load ahead.
 _SHAPES = {
-    "flat": (256, 3, 12),
-    "square": (128, 4, 12),
-    "columnwise": (128, 5, 12),
-    "columnwise_square": (128, 3, 12),
+    ("flat", torch.bfloat16): (256, 3, "registers", 12),
+    ("flat", torch.float32): (128, 6, "", 6),
+    ("square", torch.bfloat16): (128, 4, "", 12),
+    ("square", torch.float32): (128, 4, "", 12),
+    ("columnwise", torch.bfloat16): (128, 6, "", 12),
+    ("columnwise", torch.float32): (128, 5, "", 12),
+    ("columnwise_square", torch.bfloat16): (128, 3, "", 12),
+    ("columnwise_square", torch.float32): (128, 3, "", 12),
 }
 # A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
 _AMAX_BYTES, _AMAX_CTAS = 32768, 4
@@ -35,21 +40,25 @@ def _sm_count(device: torch.device) -> int:
 
 
 @functools.cache
-def _row_plan(rows: int, cols: int, sms: int) -> tuple[int, int, int]:
-    """Threads of a row's CTA, CTAs that share an SM, and blocks a thread keeps in registers.
+def _row_plan(
+    rows: int, cols: int, dtype: torch.dtype, device: torch.device
+) -> tuple[int, int, str, int]:
+    """Threads of a row's CTA, CTAs that share an SM, what is loaded ahead, blocks a thread keeps.
 
-    Many rows: small CTAs wait least for each other, and find a row they read twice in the L1 cache.
-    Few rows: a thread for each block, so that a row is done soon.
+    Many rows: small CTAs wait least for each other, and find a row they read twice in the L1
+    cache. Few or short rows: a thread for each block, so that a row is done soon.
     """
     blocks = cols // 16
-    if rows > 2 * sms:
-        threads = 32 if blocks <= 64 else 64
-        return threads, 768 // threads, 0
+    if rows > 2 * _sm_count(device):
+        if blocks <= 64:
+            threads = -(-blocks // 32) * 32
+            return threads, 640 // threads, "", 1
+        return (128, 5, "", 0) if dtype == torch.float32 else (64, 12, "registers", 0)
     threads = 128
     while threads < 512 and threads < blocks:
         threads *= 2
     held = -(-blocks // threads)
-    return threads, 1, held if held <= 2 else 0
+    return threads, 1, "", held if held <= 2 else 0
 
 
 @functools.cache
@@ -84,6 +93,11 @@ def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., 
     return compile_cache.load("epilogue", constants, architecture(device))
 
 
+def _empty(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised matrix; torch.empty takes a microsecond longer."""
+    return torch.empty_strided((rows, cols), (cols, 1), dtype=dtype, device=device)
+
+
 def partial_amaxes(x: Tensor, stack: int) -> Tensor:
     """fp32 [stack * (1 + n)]: room for each matrix's amax, then n partial amaxes of each."""
     device = x.device
@@ -95,11 +109,17 @@ def partial_amaxes(x: Tensor, stack: int) -> Tensor:
     return out
 
 
+@functools.cache
 def _layout(
-    rows: int, cols: int, stack: int, block: str, columnwise: bool, device: torch.device
-) -> tuple[str, int]:
-    """The kernel for one amax a matrix, and its CTAs for each matrix of the stack."""
-    square = block == "16x16"
+    rows: int,
+    cols: int,
+    stack: int,
+    square: bool,
+    columnwise: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[str, int, int, int, str]:
+    """The kernel for one amax a matrix, its CTAs for each matrix, and the rest of its plan."""
     if columnwise:
         layout = "columnwise_square" if square else "columnwise"
         warps = (cols // 16) * -(-rows // stack // 64)
@@ -107,9 +127,10 @@ def _layout(
         layout, warps = "square", (rows // stack // 16) * -(-cols // 64)
     else:
         layout, warps = "flat", -(-(rows // stack) * cols // 512)
-    threads, _, per_sm = _SHAPES[layout]
+    threads, ctas_per_sm, ahead, per_sm = _SHAPES[layout, dtype]
     most = -(-per_sm * _sm_count(device) // stack)
-    return layout, max(1, min(-(-warps * 32 // threads), most))
+    ctas = max(1, min(-(-warps * 32 // threads), most))
+    return layout, ctas, threads, ctas_per_sm, ahead
 
 
 def quantize(
@@ -142,24 +163,23 @@ def quantize(
     amax = global_amax
     if row_scaled:
         layout, ctas = "rowwise", 1
-        threads, ctas_per_sm, held = _row_plan(rows, cols, _sm_count(device))
+        threads, ctas_per_sm, ahead, held = _row_plan(rows, cols, dtype, device)
         if not given:
             amax = torch.empty(rows, dtype=torch.float32, device=device)
     else:
-        layout, ctas = _layout(rows, cols, stack, block, columnwise, device)
-        threads, ctas_per_sm, _ = _SHAPES[layout]
+        layout, ctas, threads, ctas_per_sm, ahead = _layout(
+            rows, cols, stack, block == "16x16", columnwise, dtype, device
+        )
         held = 0
         if not given:
             amax = partial_amaxes(x, stack)
     recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
-    plan = (threads, given, "registers", ctas_per_sm, held)
+    plan = (threads, given, ahead, ctas_per_sm, held)
     launch = _launcher(layout, device, dtype, recipe, plan, (codes, operand))
     out_rows, out_cols = (stack * cols, rows // stack) if columnwise else (rows, cols)
-    code_bytes = torch.empty((out_rows, out_cols // 2), dtype=torch.uint8, device=device)
-    scale_bytes = torch.empty((out_rows, out_cols // 16), dtype=torch.uint8, device=device)
-    product = x
-    if operand:
-        product = torch.empty((out_rows, out_cols), dtype=torch.bfloat16, device=device)
+    code_bytes = _empty(out_rows, out_cols // 2, torch.uint8, device)
+    scale_bytes = _empty(out_rows, out_cols // 16, torch.uint8, device)
+    product = _empty(out_rows, out_cols, torch.bfloat16, device) if operand else x
     flat_amax = amax if amax.dim() == 1 else amax.reshape(-1)
     launch(x, flat_amax, code_bytes, scale_bytes, product, stack, ctas)
     if not given and not row_scaled:
@@ -184,7 +204,10 @@ def decode(
     dtype: torch.dtype,
     what: str = "value",
 ) -> Tensor:
-    """Return the values of an NVFP4 tensor in dtype, or with what="operand" its exact operand."""
+    """Return the values of an NVFP4 tensor in dtype, or with what="operand" its exact operand.
+
+    block_scale may be float8_e4m3fn or its bytes.
+    """
     device = codes.device
     lead, half = codes.shape[:-1], codes.shape[-1]
     out = torch.empty((*lead, 2 * half), dtype=dtype, device=device)

@@ -170,8 +170,9 @@ def rowwise(
         g_amax = cta_max(share, scratch, plan.threads)
         if tid == 0:
             ptx.store_float(amax_at, g_amax)
-    fill_table(table, g_amax, job)
-    cute.arch.sync_threads()
+    if const_expr(plan.held != 1):
+        fill_table(table, g_amax, job)
+        cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, recipe.bound)
     scaling = (table, g_amax, g.encode, g.four)
     units = (row_blocks + (plan.threads - 1)) // plan.threads

@@ -22,7 +22,7 @@ class Plan:
     given_amax: the amax is read; otherwise rowwise takes it of its row, the others of the partial
     amaxes that the amax kernel left behind the place of the result. load_ahead: flat and rowwise
     read a block while they encode the one before. held: blocks of a row that a thread of rowwise
-    keeps in registers, 0 for reading them twice.
+    keeps in registers, 0 for reading them twice; with one there is no table.
     """
 
     threads: int
@@ -191,7 +191,7 @@ def encode_and_store(
     """
     rows = const_expr(holding.rows)
     out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
-    encode(raw, out, block_max, scaling, wild, holding, job.recipe)
+    encode(raw, out, block_max, scaling, wild, job.plan.held != 1, holding, job.recipe)
     if is_mine:
         for row in range_constexpr(rows):
             _store(out, row, rows, block + row * stride, at, raw, job)

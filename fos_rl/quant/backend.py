@@ -58,7 +58,8 @@ def cute_quantize(
     if torch.compiler.is_compiling():
         from fos_rl.kernels import library
 
-        return library.quantize(*arguments)
+        codes, scale, amax = library.quantize(*arguments)
+        return codes, scale.view(torch.float8_e4m3fn), amax
     from fos_rl.kernels import ops
 
     codes, block_scale, amax = ops.quantize(*arguments)[:3]
@@ -76,7 +77,7 @@ def cute_decode(
     what: Literal["value", "operand"],
 ) -> Tensor:
     """The values or the exact operand of an NVFP4 tensor by the kernels."""
-    arguments = (codes, block_scale, global_amax, bound, dtype, what)
+    arguments = (codes, block_scale.view(torch.uint8), global_amax, bound, dtype, what)
     if torch.compiler.is_compiling():
         from fos_rl.kernels import library
 

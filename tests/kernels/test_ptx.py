@@ -34,16 +34,16 @@ KERNELS = {
         ("bfloat16", "four_over_six", "mse", 256),
         (64, False, "registers", 12, 0),
     ),
-    "square": ("square", ("bfloat16", "four_over_six", "mae", 448), (128, True, "registers", 4, 0)),
+    "square": ("square", ("bfloat16", "four_over_six", "mae", 448), (128, True, "", 4, 0)),
     "fp32_held": (
         "rowwise",
         ("float32", "four_over_six", "mae", 256),
-        (128, False, "registers", 1, 1),
+        (128, False, "", 1, 1),
     ),
     "standard": (
         "columnwise",
         ("bfloat16", "standard", "mae", 448),
-        (128, True, "registers", 5, 0),
+        (128, True, "", 6, 0),
     ),
 }
 BOTH = (True, True)
