@@ -1,6 +1,7 @@
 """On a GPU: every kernel gives the bytes of the eager reference. 0 bytes may differ."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -194,7 +195,10 @@ def test_compile_and_graph_capture() -> None:
         t = four_over_six_quantize(x, "1x16", "mae", 256, True)
         return t.codes, t.block_scale.view(torch.uint8), t.global_amax, nvfp4_dequantize(t)
 
-    compiled = torch.compile(parts, fullgraph=True)(x)
+    with warnings.catch_warnings():
+        # What Inductor warns of is not ours.
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(parts, fullgraph=True)(x)
     assert_same(compiled[0], expected.codes, "compiled codes")
     assert_same(compiled[2], expected.global_amax, "compiled amax")
     assert_same(compiled[3], nvfp4_dequantize(expected, backend="reference"), "compiled values")
