@@ -16,7 +16,7 @@ from fos_rl.console import RunConsole
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.data.verifiers import VerifierPool
-from fos_rl.grpo import grpo_steps
+from fos_rl.grpo import NoLearningSignal, grpo_steps
 from fos_rl.loggers import start_loggers
 from fos_rl.model.hf import read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
@@ -122,12 +122,17 @@ def _run(
                 journal,
                 first_step,
             )
-            for record in steps:
-                for log in loggers:
-                    log(record)
-                done = record.step + 1
-                if config.trainer.save_every and done % config.trainer.save_every == 0:
-                    cluster.save_checkpoint(checkpoint_folder(folder, done))
+            try:
+                for record in steps:
+                    for log in loggers:
+                        log(record)
+                    done = record.step + 1
+                    if config.trainer.save_every and done % config.trainer.save_every == 0:
+                        cluster.save_checkpoint(checkpoint_folder(folder, done))
+            except NoLearningSignal:
+                # What was learned before the signal ran dry is kept.
+                _replace_model(cluster, folder / "model")
+                raise
             _replace_model(cluster, folder / "model")
     console.summary(read_metrics(folder), str(folder))
     console.say(f"model {folder / 'model'}")

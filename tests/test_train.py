@@ -105,6 +105,7 @@ def test_a_run_without_signal_says_so_and_stops(tmp_path: Path) -> None:
         train(config, tmp_path / "run")
     steps = read_metrics(tmp_path / "run")
     assert [m["rollout/zero_variance_groups"] for m in steps] == [4.0, 4.0]
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
     # Nothing was trained, so nothing of it is reported.
     assert not any(key.startswith(("mismatch/", "loss/")) for key in steps[0])
 
