@@ -1,10 +1,9 @@
 """Quantized linear with autograd: forward on exact operands, three backward modes.
 
-    quantized        dgrad and wgrad multiply quantized operands: X and W column-wise, quantized in
-    the
-                     forward from the unquantized tensors; dY standard NVFP4 (or MXFP8) both ways
-    high_precision   plain GEMMs on the original X and W dequantized      plain GEMMs on the
-    dequantized forward operands: the derivative of what was computed
+- quantized: dgrad and wgrad multiply quantized operands. X and W are quantized column-wise in the
+  forward, from the unquantized tensors; dY is standard NVFP4 (or MXFP8) both ways.
+- high_precision: plain GEMMs on the original X and W.
+- dequantized: plain GEMMs on the dequantized forward operands, the derivative of what was computed.
 
 Modes and names follow NVIDIA/TransformerEngine (transformer_engine/pytorch/module/linear.py,
 backward_override). No gradient flows through amax, scales or the choice of encoding. Autocast does

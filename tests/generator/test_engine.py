@@ -43,14 +43,12 @@ def test_sampling_depends_on_the_seed_alone(fp32_pair: Hosts) -> None:
 
 
 def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Hosts) -> None:
-    """Prompts that fill more than one engine step are prefilled in pieces."""
-    [prompt] = random_prompts(1, seed=5)
-    long = replace(prompt, token_ids=[7, 9] * 200)
-    alone = fp32_pair.generate([long], 11)
-    # 4 x 8 copies of 400 tokens exceed vLLM's 2,048 or 4,096 tokens a step.
-    crowd = [replace(long, id=str(i)) for i in range(8)]
-    together = fp32_pair.generate(crowd, 11)
-    assert [r.response_ids for r in together[:4]] == [r.response_ids for r in alone]
+    """Sixteen distinct prompts of 500 tokens exceed an engine step and are prefilled in pieces; the
+    second time they are cached and whole."""
+    [prompt] = random_prompts(1)
+    crowd = [replace(prompt, id=str(i), token_ids=[i, 9] * 250) for i in range(16)]
+    split, cached = fp32_pair.generate(crowd, 11), fp32_pair.generate(crowd, 11)
+    assert [r.response_ids for r in split] == [r.response_ids for r in cached]
 
 
 def test_rollouts_say_how_they_ended(fp32_pair: Hosts) -> None:
