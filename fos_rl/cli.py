@@ -20,6 +20,17 @@ environment, metrics.jsonl and every rollout. An existing folder is left alone: 
 NAME-2, NAME-3 ..."""
 
 
+_COMPARE_HELP = """\
+Compare runs, or all runs of a study: a table here, and report.html, report.md and report.csv.
+
+  fos-rl compare runs/laptop
+  fos-rl compare runs/demo runs/demo-2 --baseline demo
+  fos-rl compare runs/demo --fail-above mismatch/kl_k3=0.015
+
+Exit status 1 when a step is above a limit, or when arms that differ in the backward mode alone do
+not have identical first steps."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A user's mistake prints its remedy and gives 2."""
     args = _parser().parse_args(arguments)
@@ -65,6 +76,26 @@ def _parser() -> argparse.ArgumentParser:
     _add_overrides(resume)
     resume.set_defaults(run=_resume)
 
+    compare = commands.add_parser(
+        "compare",
+        help="runs side by side: a table and an HTML report",
+        description=_COMPARE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run or study folder")
+    compare.add_argument("--baseline", metavar="ARM", help="default: the study's, else the first")
+    compare.add_argument(
+        "--fail-above",
+        action="append",
+        default=[],
+        metavar="METRIC=LIMIT",
+        help="exit with 1 when a step of a run is above; may be given often",
+    )
+    compare.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: comparison/ beside the runs"
+    )
+    compare.set_defaults(run=_compare)
+
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
         "section", nargs="?", default="", help="such as trainer or model.precision"
@@ -103,6 +134,13 @@ def _resume(args: argparse.Namespace) -> int:
 
     resume(args.folder, args.overrides)
     return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from fos_rl.compare import Limit, compare
+
+    limits = [Limit.parse(text) for text in args.fail_above]
+    return 1 if compare(args.runs, args.baseline, args.out, limits) else 0
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -1,0 +1,171 @@
+"""What a comparison measures: every row of its tables, and how a run's steps become one number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fos_rl.compare.load import Arm, Run
+
+Window = Literal["first", "later", "late", "all"]
+Reduce = Literal["mean", "max"]
+Metrics = dict[str, float]
+
+
+def late_steps(steps: Sequence[Metrics]) -> Sequence[Metrics]:
+    """The last quarter of a run, at least one step: where its arm has had time to matter."""
+    return steps[-max(1, round(len(steps) / 4)) :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A metric over a window of steps.
+
+    first: the first step that has it, before any update; later: the steps after that one;
+    late: the last quarter of the steps; all. Values are averaged, or their largest is taken.
+    """
+
+    section: str
+    label: str
+    key: str
+    window: Window
+    reduce: Reduce = "mean"
+    format: str = "{:.3f}"
+
+    def of(self, run: Run) -> float | None:
+        """The run's value; None when its steps do not record the metric."""
+        values = [v for m in self._steps(run) if (v := value_of(m, self.key)) is not None]
+        if not values:
+            return None
+        return float(np.max(values) if self.reduce == "max" else np.mean(values))
+
+    def of_arm(self, arm: Arm) -> float | None:
+        """Mean over the seeds, or the largest for a maximum."""
+        values = [value for run in arm.runs if (value := self.of(run)) is not None]
+        if not values:
+            return None
+        return float(np.max(values) if self.reduce == "max" else np.mean(values))
+
+    def show(self, value: float | None) -> str:
+        return "-" if value is None else self.format.format(value)
+
+    def _steps(self, run: Run) -> Sequence[Metrics]:
+        if self.window == "late":
+            return late_steps(run.steps)
+        if self.window == "all":
+            return run.steps
+        measured = [m for m in run.steps if value_of(m, self.key) is not None]
+        return measured[:1] if self.window == "first" else measured[1:]
+
+
+def value_of(metrics: Metrics, key: str) -> float | None:
+    """A step's metric; a key that ends in `/*` is the mean over all that begin so."""
+    if not key.endswith("/*"):
+        return metrics.get(key)
+    values = [value for name, value in metrics.items() if name.startswith(key[:-1])]
+    return float(np.mean(values)) if values else None
+
+
+def _row(
+    section: str,
+    label: str,
+    key: str,
+    window: Window = "all",
+    reduce: Reduce = "mean",
+    form: str = "{:.3f}",
+) -> Quantity:
+    return Quantity(
+        section=section, label=label, key=key, window=window, reduce=reduce, format=form
+    )
+
+
+# Label, end of the key, reduction over the window, format.
+_MISMATCH: tuple[tuple[str, str, Reduce, str], ...] = (
+    ("|d| mean", "log_prob_abs_diff/mean", "mean", "{:.2e}"),
+    ("|d| p50", "log_prob_abs_diff/p50", "mean", "{:.2e}"),
+    ("|d| p90", "log_prob_abs_diff/p90", "mean", "{:.2e}"),
+    ("|d| p99", "log_prob_abs_diff/p99", "mean", "{:.2e}"),
+    ("|d| max", "log_prob_abs_diff/max", "max", "{:.2e}"),
+    ("k1", "kl_k1", "mean", "{:+.2e}"),
+    ("k3", "kl_k3", "mean", "{:.2e}"),
+    ("noise floor of |d| mean", "floor_log_prob_abs_diff/mean", "mean", "{:.2e}"),
+    ("|d| mean over the floor", "over_floor", "mean", "{:.2f}x"),
+    ("tokens off by over 1 %", "outside_1pct_frac", "mean", "{:.4f}"),
+    ("tokens not finite", "non_finite_frac", "max", "{:.4f}"),
+    ("routing flips, mean of layers", "routing_flip_frac/*", "mean", "{:.4f}"),
+)
+
+
+def _mismatch(section: str, window: Window) -> dict[str, Quantity]:
+    return {
+        label: _row(section, label, f"mismatch/{key}", window, reduce, form)
+        for label, key, reduce, form in _MISMATCH
+    }
+
+
+_FIRST = _mismatch("Mismatch, first step", "first")
+_LATER = _mismatch("Mismatch, later steps", "later")
+FIRST_DIFFERENCE = _FIRST["|d| mean"]
+FIRST_P99 = _FIRST["|d| p99"]
+FIRST_MAX = _FIRST["|d| max"]
+FIRST_FLOOR = _FIRST["noise floor of |d| mean"]
+OVER_FLOOR = _FIRST["|d| mean over the floor"]
+LATER_K3 = _LATER["k3"]
+CLIPPED = _row("Clipping", "clipped tokens", "loss/clip_frac", form="{:.4f}")
+REWARD = _row("Reward", "reward, late", "reward/mean", "late")
+ENTROPY = _row("Policy", "entropy, late (nats a token)", "policy/entropy", "late")
+GRAD_NORM = _row("Policy", "gradient norm, mean", "trainer/grad_norm", form="{:.3g}")
+LENGTH = _row(
+    "Responses", "length, late (tokens)", "rollout/response_length/mean", "late", form="{:.1f}"
+)
+# Speed is of the later steps: the first one also compiles and warms up.
+GENERATE_SPEED = _row(
+    "Speed", "generate (tokens/s)", "throughput/generate_tokens_per_s", "later", form="{:,.0f}"
+)
+TRAIN_SPEED = _row(
+    "Speed", "train (tokens/s)", "throughput/train_tokens_per_s", "later", form="{:,.0f}"
+)
+PHASES = tuple(
+    _row("Seconds a step", phase, f"time/{phase}_s", "later", form="{:.2f}")
+    for phase in ("generate", "reward", "train", "sync", "step")
+)
+
+QUANTITIES: tuple[Quantity, ...] = (
+    *_FIRST.values(),
+    *_LATER.values(),
+    CLIPPED,
+    _row("Clipping", "tokens outside the band", "loss/out_of_band_frac", form="{:.4f}"),
+    _row("Reward", "reward, first step", "reward/mean", "first"),
+    REWARD,
+    _row("Policy", "entropy, first step (nats a token)", "policy/entropy", "first"),
+    ENTROPY,
+    GRAD_NORM,
+    _row("Policy", "gradient norm, max", "trainer/grad_norm", "all", "max", "{:.3g}"),
+    _row("Policy", "updates skipped a step", "trainer/skipped_updates", form="{:.2f}"),
+    LENGTH,
+    _row("Responses", "truncated, late", "rollout/truncated_frac", "late"),
+    GENERATE_SPEED,
+    TRAIN_SPEED,
+    *PHASES,
+)
+
+# Compared with the baseline, pair by pair.
+DIFFERENCES = (REWARD, FIRST_DIFFERENCE, LATER_K3, CLIPPED, ENTROPY, GRAD_NORM, LENGTH)
+
+
+def recorded_quantities(runs: Sequence[Run]) -> list[Quantity]:
+    """QUANTITIES, and the rows that only some runs have: memory peaks and evaluations."""
+    keys = sorted({key for run in runs for metrics in run.steps for key in metrics})
+    memory = [
+        _row("Peak memory", key.removeprefix("memory/"), key, "all", "max", "{:.2f}")
+        for key in keys
+        if key.startswith("memory/")
+    ]
+    evaluations = [
+        _row("Evaluation, late", key.removeprefix("eval/"), key, "late")
+        for key in keys
+        if key.startswith("eval/")
+    ]
+    nothing = _row("Peak memory", "peak memory", "memory/peak_gib", "all", "max")
+    return [*QUANTITIES, *(memory or [nothing]), *evaluations]

@@ -1,0 +1,148 @@
+"""Plots against the step: what training does to each arm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from fos_rl.compare.checks import backward_pairs
+from fos_rl.compare.drawing import INK, Plot, Scale, Sketch, draw, log_axis, whole_steps
+from fos_rl.compare.load import Arm
+from fos_rl.compare.series import Series, difference_series, reward_series, step_series
+
+_BAND = "Band: smallest to largest seed."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetric:
+    """A metric that gets a plot of its own; `floor` is the key of its noise floor."""
+
+    name: str
+    title: str
+    unit: str
+    key: str
+    scale: Scale
+    caption: str = _BAND
+    floor: str | None = None
+
+
+MISMATCH = StepMetric(
+    name="mismatch",
+    title="Mismatch: mean |d|",
+    unit="mean |log-prob difference| (nats)",
+    key="mismatch/log_prob_abs_diff/mean",
+    scale="log",
+    caption=f"{_BAND} Dotted: the arm's noise floor.",
+    floor="mismatch/floor_log_prob_abs_diff/mean",
+)
+KL_K3 = StepMetric(
+    name="kl-k3",
+    title="Mismatch: k3",
+    unit="KL(generator || trainer), k3 (nats)",
+    key="mismatch/kl_k3",
+    scale="log",
+    caption=f"{_BAND} Dotted: the arm's noise floor.",
+    floor="mismatch/floor_kl_k3",
+)
+CLIP_FRACTION = StepMetric(
+    name="clip-fraction",
+    title="Clipped tokens",
+    unit="share of tokens without a gradient",
+    key="loss/clip_frac",
+    scale="log",
+    caption=f"{_BAND} Where a step clips nothing, the axis is linear below the smallest share.",
+)
+GRAD_NORM = StepMetric(
+    name="grad-norm",
+    title="Gradient norm",
+    unit="norm before clipping",
+    key="trainer/grad_norm",
+    scale="log",
+)
+ENTROPY = StepMetric(
+    name="entropy",
+    title="Entropy of the policy",
+    unit="nats a token",
+    key="policy/entropy",
+    scale="linear",
+)
+LENGTH = StepMetric(
+    name="length",
+    title="Response length",
+    unit="mean tokens",
+    key="rollout/response_length/mean",
+    scale="linear",
+)
+
+
+def plot_metric(arms: Sequence[Arm], metric: StepMetric) -> Plot:
+    """A line an arm: the mean over its seeds, with their range."""
+
+    def paint() -> Sketch:
+        sketch = Sketch(metric.name)
+        for number, arm in enumerate(arms):
+            _paint_series(sketch, number, step_series(arm, metric.key), arm.name)
+            if metric.floor is not None:
+                floor = step_series(arm, metric.floor)
+                sketch.line(number, floor.steps, floor.means, floor=True)
+        sketch.axes.set_ylabel(metric.unit)
+        whole_steps(sketch.axes)
+        if metric.scale == "log":
+            lines = [np.asarray(line.get_ydata()) for line in sketch.axes.get_lines()]
+            log_axis(sketch.axes, "y", [float(value) for values in lines for value in values])
+        return sketch
+
+    missing = f"No run records {metric.key}."
+    return draw(metric.name, metric.title, metric.caption, missing, paint)
+
+
+def plot_reward(arms: Sequence[Arm]) -> Plot:
+    def paint() -> Sketch:
+        sketch = Sketch("reward")
+        for number, arm in enumerate(arms):
+            _paint_series(sketch, number, reward_series(arm), arm.name)
+        sketch.axes.set_ylabel("mean reward of a response")
+        whole_steps(sketch.axes)
+        return sketch
+
+    caption = (
+        f"{_BAND} Of an arm with one seed: the 95 % bootstrap interval over its prompt groups."
+    )
+    return draw("reward", "Reward", caption, "No run records reward/mean.", paint)
+
+
+def plot_backward_modes(arms: Sequence[Arm]) -> Plot:
+    """Backward modes of one format, one minus the other: reward, mismatch and gradient norm."""
+    keys = (
+        ("reward/mean", "reward"),
+        ("mismatch/log_prob_abs_diff/mean", "mean |d| (nats)"),
+        ("trainer/grad_norm", "gradient norm"),
+    )
+
+    def paint() -> Sketch:
+        sketch = Sketch("backward-modes", panels=3, columns=3, height=0.9)
+        for axes, (key, unit) in zip(sketch.panels, keys, strict=True):
+            axes.axhline(0, color=INK, linewidth=1)
+            axes.set_ylabel(f"difference in {unit}")
+            whole_steps(axes)
+            for arm, reference in backward_pairs(arms):
+                series = difference_series(arm, reference, key)
+                label = f"{arm.name} - {reference.name}"
+                _paint_series(sketch, arms.index(arm), series, label, axes)
+        return sketch
+
+    caption = (
+        f"One backward mode minus another of the same format, paired by seed. {_BAND} With one "
+        "seed, for the reward: the 95 % bootstrap interval over prompt groups. Before the first "
+        "update the difference must be 0."
+    )
+    missing = "No two arms differ in the backward mode alone."
+    return draw("backward-modes", "Backward modes, paired", caption, missing, paint)
+
+
+def _paint_series(
+    sketch: Sketch, arm: int, series: Series, label: str, axes: Axes | None = None
+) -> None:
+    sketch.band(arm, series.steps, series.lows, series.highs, axes)
+    sketch.line(arm, series.steps, series.means, label, axes)

@@ -1,0 +1,178 @@
+"""The comparison as text: a short table for the terminal, all of it as Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from fos_rl.compare.checks import Check, setting_differences
+from fos_rl.compare.findings import Difference
+from fos_rl.compare.load import Arm, Comparison
+from fos_rl.compare.quantities import (
+    CLIPPED,
+    FIRST_DIFFERENCE,
+    GENERATE_SPEED,
+    GRAD_NORM,
+    LATER_K3,
+    OVER_FLOOR,
+    REWARD,
+    Quantity,
+    recorded_quantities,
+)
+from fos_rl.compare.statistics import arm_interval
+
+# Heading and quantity of the terminal's columns.
+_COLUMNS = (
+    ("|d| at first", FIRST_DIFFERENCE),
+    ("over floor", OVER_FLOOR),
+    ("k3 later", LATER_K3),
+    ("clipped", CLIPPED),
+    ("grad norm", GRAD_NORM),
+    ("gen tok/s", GENERATE_SPEED),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table of text; the first column names the rows. `sections`: titles by the row below."""
+
+    heading: list[str]
+    rows: list[list[str]]
+    sections: dict[int, str] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        lines = [_line(self.heading), _line(["---", *["---:"] * (len(self.heading) - 1)])]
+        for number, row in enumerate(self.rows):
+            if number in self.sections:
+                lines.append(_line([f"**{self.sections[number]}**", *[""] * (len(row) - 1)]))
+            lines.append(_line(row))
+        return "\n".join(lines) + "\n"
+
+
+def terminal_table(comparison: Comparison, differences: Sequence[Difference]) -> Table:
+    """One line an arm: what to look at first."""
+    against = {d.arm.name: d for d in differences if d.quantity is REWARD}
+    table = Table(title=f"{comparison.title}, baseline {comparison.baseline.name}")
+    table.add_column("arm", overflow="fold")
+    for heading in ("seeds", "steps", *(h for h, _ in _COLUMNS), "late reward", "- baseline's"):
+        table.add_column(heading, justify="right")
+    for arm in comparison.arms:
+        steps = sorted({len(run.steps) for run in arm.runs})
+        cells = (quantity.show(quantity.of_arm(arm)) for _, quantity in _COLUMNS)
+        difference = against.get(arm.name)
+        verdict = f"{difference.show()} {difference.verdict}" if difference else "baseline"
+        table.add_row(
+            arm.name,
+            str(len(arm.runs)),
+            "-".join(map(str, dict.fromkeys((steps[0], steps[-1])))),
+            *cells,
+            _with_interval(arm, REWARD),
+            verdict,
+        )
+    return table
+
+
+def arm_grid(comparison: Comparison) -> Grid:
+    """Every quantity, an arm a column; the reward with its interval."""
+    return _grid(
+        comparison,
+        [arm.name for arm in comparison.arms],
+        lambda quantity: [_with_interval(arm, quantity) for arm in comparison.arms],
+    )
+
+
+def run_grid(comparison: Comparison) -> Grid:
+    """Every quantity, a run a column."""
+    return _grid(
+        comparison,
+        [run.name for run in comparison.runs],
+        lambda quantity: [quantity.show(quantity.of(run)) for run in comparison.runs],
+    )
+
+
+def difference_grid(differences: Sequence[Difference]) -> Grid:
+    """Each difference with its interval, its pairs and the verdict."""
+    rows = [
+        [
+            f"{d.arm.name} - {d.other.name}",
+            d.quantity.label,
+            d.show(),
+            d.interval.units if d.interval else "-",
+            d.verdict,
+        ]
+        for d in differences
+    ]
+    return Grid(heading=["arms", "quantity", "difference [95 %]", "pairs", "verdict"], rows=rows)
+
+
+def setting_grid(comparison: Comparison) -> Grid:
+    """The settings that make the arms differ."""
+    rows = [
+        [name, *("-" if value is None else str(value) for value in values)]
+        for name, values in setting_differences(comparison.arms).items()
+    ]
+    return Grid(heading=["setting", *(arm.name for arm in comparison.arms)], rows=rows)
+
+
+def markdown_page(
+    comparison: Comparison,
+    summary: Sequence[str],
+    checks: Sequence[Check],
+    differences: Sequence[Difference],
+) -> str:
+    """Summary, checks and tables, to paste into an issue or a paper's appendix."""
+    failed = [f"- **FAILED** {check.detail}" for check in checks if not check.passed]
+    parts = [
+        f"# {comparison.title}\n",
+        "\n".join([*failed, *(f"- {line}" for line in [*summary, *comparison.notes])]) + "\n",
+        "## Arms (mean over seeds)\n",
+        arm_grid(comparison).markdown(),
+        "## Differences\n",
+        difference_grid(differences).markdown(),
+        "## Runs\n",
+        run_grid(comparison).markdown(),
+        "## Settings that differ\n",
+        setting_grid(comparison).markdown(),
+    ]
+    return "\n".join(parts)
+
+
+def csv_table(comparison: Comparison) -> str:
+    """A line a run, full precision; a metric that a run does not record is an empty cell."""
+    quantities = recorded_quantities(comparison.runs)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [f"{q.key}:{q.window}:{q.reduce}" for q in quantities]
+    writer.writerow(["arm", "seed", "run", "steps", *names])
+    for run in comparison.runs:
+        values = [quantity.of(run) for quantity in quantities]
+        cells = ["" if value is None else repr(value) for value in values]
+        writer.writerow([run.arm, run.seed, str(run.path), len(run.steps), *cells])
+    return text.getvalue()
+
+
+def _with_interval(arm: Arm, quantity: Quantity) -> str:
+    text = quantity.show(quantity.of_arm(arm))
+    interval = arm_interval(arm, quantity) if quantity is REWARD else None
+    if interval is None:
+        return text
+    low, high = quantity.show(interval.low), quantity.show(interval.high)
+    return f"{text} [{low}, {high}]"
+
+
+def _grid(comparison: Comparison, names: list[str], cells: Callable[[Quantity], list[str]]) -> Grid:
+    quantities = recorded_quantities(comparison.runs)
+    sections: dict[int, str] = {}
+    for number, quantity in enumerate(quantities):
+        if number == 0 or quantity.section != quantities[number - 1].section:
+            sections[number] = quantity.section
+    rows = [[quantity.label, *cells(quantity)] for quantity in quantities]
+    return Grid(heading=["quantity", *names], rows=rows, sections=sections)
+
+
+def _line(cells: Sequence[str]) -> str:
+    # A bar ends a cell, and |d| has two.
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
