@@ -15,16 +15,15 @@ from fos_rl.kernels import ptx
 BLOCK = 16
 FP32_MAX = 3.4028234663852886e38
 VALUE_SCALE = 2.0**-14
-# Adding and subtracting 1.5 * 2^22 * p rounds to multiples of p / 2, to nearest even.
-ROUND_TO_HALF = 1.5 * 2.0**22 * VALUE_SCALE
-_EXPONENT_MASK = 0x7F800000
-_SHIFT_OF_POWER = (22 << 23) | 0x400000
+# A value in [2, 4) times this has the quantum of E2M1 there, 1, as its ulp; so in other binades.
+MAGNIFIED = 2.0**22
+# Subtracting from 1.5 * 2^22 rounds to multiples of 1/2, to nearest even.
+ROUND_TO_HALF = 1.5 * MAGNIFIED * VALUE_SCALE
 _FIRST_NORMAL_SCALE = 0x08
 _LAST_SCALE = 0x7E
 _NAN_SCALE = 0x7F
 # Amaxes for which no intermediate of the short formulas leaves the normal range.
 AMAX_LOW, AMAX_HIGH = 2.0**-60, 2.0**60
-LIMIT_TIES, LIMIT_CAREFUL = -1.0, -2.0
 TABLE_ENTRY_BYTES = 16
 TABLE_ENTRIES = 128
 
@@ -97,76 +96,33 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
     return GlobalScale(amax, encode, four, outside & ~is_zero)
 
 
-def _untie(multiplier: Float32, product: Float32) -> tuple[Uint32, Boolean]:
-    """What to add to the bits of m for the short candidate, and whether nothing will do.
-
-    The reference rounds fl(x * m) to E2M1, the short candidate x * m itself. They differ only
-    where fl(x * m) is a midpoint T of E2M1 and x * m is not: the reference then rounds to the even
-    code, which lies below T for the significands 1 and 1.25 and above it for 1.5 and 1.75. One ulp
-    more or less in m puts x * m on that side. It is refused where it might move another product
-    across a midpoint, or where two midpoints disagree. product is close to 1 / m, so T * product
-    is x.
-    """
-    mantissa, one = 0x7FFFFF, 0x3F800000
-    m = ptx.from_bits(ptx.lop3(ptx.bits(multiplier), mantissa, one, 0xEA))
-    inverse = ptx.from_bits(ptx.lop3(ptx.bits(product), mantissa, one, 0xEA))
-    # Both significands multiply to about 2, or to 1 where both are 1.
-    unit = ptx.select(ptx.mul(m, inverse) < Float32(1.5), Float32(1.0), Float32(2.0))
-    wrong = {True: Boolean(False), False: Boolean(False)}
-    crowded = Boolean(False)
-    for midpoint, even_above in ((1.0, False), (1.25, False), (1.5, True), (1.75, True)):
-        target = ptx.mul(unit, midpoint)
-        near = ptx.iadd(ptx.bits(ptx.mul(inverse, midpoint)), 0x8000)
-        x = ptx.from_bits(ptx.and_(near, 0xFFFF0000))
-        rest = ptx.fma(x, m, ptx.neg(target))
-        on_wrong_side = rest < Float32(0.0) if even_above else rest > Float32(0.0)
-        bad = (ptx.mul(x, m) == target) & on_wrong_side
-        crowded = crowded | ((ptx.abs_(rest) < Float32(2.0**-20)) & ~bad)
-        wrong[even_above] = wrong[even_above] | bad
-    step = ptx.select(wrong[False], Uint32(0xFFFFFFFF), Uint32(0))
-    step = ptx.select(wrong[True], Uint32(1), step)
-    hopeless = (wrong[True] & wrong[False]) | ((wrong[True] | wrong[False]) & crowded)
-    return ptx.select(hopeless, Uint32(0), step), hopeless
-
-
-def exact_multiplier(first: Float32, weight: Float32) -> Float32:
-    """m * 2^-14 of a table entry: its first number without the step, kept in weight's low bits."""
-    return ptx.from_bits(ptx.isub(ptx.bits(first), ptx.sar(ptx.shl(ptx.bits(weight), 30), 30)))
-
-
 def table_entry(
     scale_byte: Uint32, g: GlobalScale, recipe: Recipe
 ) -> tuple[Float32, Float32, Float32, Float32]:
-    """What depends on one E4M3 scale and the amax: m * 2^-14 (with the step of _untie), its leading
-    bits * 2^22, the weight of an estimated error (and the step in its last two bits), and the
-    largest block amax for which the short candidate applies.
+    """What depends on one E4M3 scale and the amax: m * 2^-14, m * 2^8, the weight of an estimated
+    error, and the largest block amax for which the short candidate applies.
 
     m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
-    range the first number is m itself. The short candidate is out for multipliers with ties that no
-    neighbour resolves (limit LIMIT_TIES), for subnormal and NaN scales (LIMIT_CAREFUL), and for a
-    saturated scale whose products pass 6.2; a block of zeros is always easy.
+    range the first number is m itself. The short candidate is out for subnormal and NaN scales, and
+    for a saturated scale whose products pass 6.2; a block of zeros is always easy. The weight of
+    scale 0 is 1: careful_sums decides such blocks.
     """
     scale = ptx.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
-    product = ptx.mul(scale, decode)
-    multiplier = ptx.min_nan(ptx.rcp(product), FP32_MAX)
-    step, hopeless = _untie(multiplier, product)
-    step = ptx.select(g.is_wild, Uint32(0), step)
+    multiplier = ptx.min_nan(ptx.rcp(ptx.mul(scale, decode)), FP32_MAX)
     weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
+    weight = ptx.select(scale_byte == Uint32(0), Float32(1.0), weight)
     weight = ptx.select(scale_byte == Uint32(_NAN_SCALE), Float32(0.0), weight)
-    # Scales and their squares have few bits: two more at the end do not matter to an estimate.
-    weight = ptx.from_bits(ptx.or_(ptx.bits(weight), ptx.and_(step, 3)))
     careful = (scale_byte < Uint32(_FIRST_NORMAL_SCALE)) | (scale_byte == Uint32(_NAN_SCALE))
-    scaled = ptx.mul(multiplier, VALUE_SCALE)
-    leading = ptx.from_bits(ptx.iadd(ptx.and_(ptx.bits(scaled), 0xFFFF0000), 22 << 23))
     limit = ptx.select(
         scale_byte == Uint32(_LAST_SCALE), ptx.mul(decode, 6.0 * 464.0), Float32(FP32_MAX)
     )
-    limit = ptx.select(hopeless, Float32(LIMIT_TIES), limit)
-    limit = ptx.select(careful, Float32(LIMIT_CAREFUL), limit)
+    limit = ptx.select(careful, Float32(-1.0), limit)
     limit = ptx.select(scale_byte == Uint32(0), Float32(0.0), limit)
-    first = ptx.select(g.is_wild, multiplier, ptx.from_bits(ptx.iadd(ptx.bits(scaled), step)))
-    return first, leading, weight, limit
+    first = ptx.select(g.is_wild, multiplier, ptx.mul(multiplier, VALUE_SCALE))
+    # Finite, for the sake of 0 * m in a block of zeros.
+    magnified = ptx.min_(ptx.mul(multiplier, VALUE_SCALE * MAGNIFIED), FP32_MAX)
+    return first, magnified, weight, limit
 
 
 def unrounded_scale(block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: bool) -> Float32:
@@ -184,52 +140,40 @@ def unrounded_scale(block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: b
     return ptx.mul(ptx.fma(block_amax, high, rest), g.encode)
 
 
-def short_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32], list[Float32]]:
-    """Signed E2M1 values and deviations ``value - x*m``, both times 2^-14, in five operations.
+def _round_magnified(magnified: Float32) -> Float32:
+    """E2M1 value of p times 2^-14, from p * 2^8 for 0 <= p < 7, in three operations.
 
-    The product is not rounded before it is rounded to E2M1, hence "no ties" and |x*m| < 7. The
-    shift is x times the leading 8 bits of m: it has at most 16 bits, so it is a multiple of twice
-    the quantum, and it passes a power of two only where the coarser quantum gives the same value.
+    The shift max(p * 2^22, 1.5 * 2^22) * 2^-14 has E2M1's quantum at p as its ulp, so subtracting p
+    from it rounds p. Where the difference falls below a power of two, p is next to 2 or 4, and the
+    finer quantum gives that too. A tie goes to the even code, because at a midpoint of E2M1 the
+    shift is an even multiple of the quantum. Checked over p in tests/kernels/test_arithmetic.py.
+    """
+    shift = ptx.max_(magnified, ROUND_TO_HALF)
+    return ptx.sub(shift, ptx.fma(magnified, -1.0 / MAGNIFIED, shift))
+
+
+def short_candidate(x: list[Float32], magnifier) -> tuple[list[Float32], list[Float32]]:
+    """Unsigned E2M1 values and deviations ``value - fl(|x|*m)``, both times 2^-14.
+
+    Five operations an element; needs products below 7.
     """
     values, deviations = [], []
     for element in x:
-        shift = ptx.max_(ptx.mul(ptx.abs_(element), leading), ROUND_TO_HALF)
-        value = ptx.sub(ptx.fma(element, multiplier, shift), shift)
+        magnified = ptx.mul(ptx.abs_(element), magnifier)
+        value = _round_magnified(magnified)
         values.append(value)
-        deviations.append(ptx.fma(ptx.neg(element), multiplier, value))
+        deviations.append(ptx.fma(magnified, -1.0 / MAGNIFIED, value))
     return values, deviations
-
-
-def rounded_candidate(x: list[Float32], multiplier, leading) -> tuple[list[Float32], list[Float32]]:
-    """Like short_candidate, but rounding the product first: for ties, one operation more."""
-    values, deviations = [], []
-    for element in x:
-        magnitude = ptx.abs_(element)
-        product = ptx.mul(magnitude, multiplier)
-        shift = ptx.max_(ptx.mul(magnitude, leading), ROUND_TO_HALF)
-        value = ptx.sub(ptx.add(product, shift), shift)
-        values.append(value)
-        deviations.append(ptx.sub(value, product))
-    return values, deviations
-
-
-def _round_to_e2m1(scaled: Float32) -> Float32:
-    """round_to_e2m1 of a magnitude already clamped to 6 and multiplied by 2^-14."""
-    power = ptx.and_(ptx.bits(scaled), _EXPONENT_MASK)
-    shift = ptx.imax(ptx.iadd(power, _SHIFT_OF_POWER), ptx.float_bits(ROUND_TO_HALF))
-    shift = ptx.from_bits(shift)
-    return ptx.sub(ptx.add(scaled, shift), shift)
 
 
 def careful_candidate(x: list[Float32], multiplier) -> tuple[list[Float32], list[Float32]]:
-    """Unsigned E2M1 values and deviations like short_candidate, for every scale and input."""
+    """The same for every scale and input: products are clamped to 6 (a NaN too) and rounded."""
     values, deviations = [], []
     for element in x:
-        magnitude = ptx.abs_(element)
-        scaled = ptx.min_(ptx.mul(magnitude, multiplier), 6.0 * VALUE_SCALE)
-        value = _round_to_e2m1(scaled)
+        product = ptx.mul(ptx.abs_(element), multiplier)
+        value = _round_magnified(ptx.mul(ptx.min_(product, 6.0 * VALUE_SCALE), MAGNIFIED))
         values.append(value)
-        deviations.append(ptx.fma(ptx.neg(magnitude), multiplier, value))
+        deviations.append(ptx.sub(value, product))
     return values, deviations
 
 
@@ -238,7 +182,7 @@ def literal_values(x: list[Float32], multiplier) -> list[Float32]:
     values = []
     for element in x:
         clamped = ptx.min_(ptx.mul(ptx.abs_(element), multiplier), 6.0)
-        values.append(_round_to_e2m1(ptx.mul(clamped, VALUE_SCALE)))
+        values.append(_round_magnified(ptx.mul(clamped, VALUE_SCALE * MAGNIFIED)))
     return values
 
 

@@ -1,7 +1,7 @@
 """Encoding of the blocks a warp holds: scales, the choice between two candidates, packed codes.
 
 The common case takes the short candidate and decides by estimated errors; a warp in which some
-block needs more care (subnormal scales, ties, an undecided choice) repeats that step exactly. Both
+block needs more care (subnormal scales, an undecided choice) repeats that step exactly. Both
 are branches a whole warp takes together.
 """
 
@@ -66,18 +66,14 @@ def _candidates(raw, rows, recipe, entries, kind):
                 ptx.keep_branch()
             words = [ptx.fresh(word) for word in words]
         x = arithmetic.widen(words, recipe.dtype)
-        for i, (multiplier, leading, weight) in enumerate(entries):
+        for i, (multiplier, magnifier) in enumerate(entries):
             deviations = None
             if kind == "short":
-                values, deviations = arithmetic.short_candidate(x, multiplier, leading)
-            elif kind == "literal":
-                values = arithmetic.literal_values(x, multiplier)
+                values, deviations = arithmetic.short_candidate(x, magnifier)
+            elif kind == "careful":
+                values, deviations = arithmetic.careful_candidate(x, multiplier)
             else:
-                exact = arithmetic.exact_multiplier(multiplier, weight)
-                if kind == "rounded":
-                    values, deviations = arithmetic.rounded_candidate(x, exact, leading)
-                else:
-                    values, deviations = arithmetic.careful_candidate(x, exact)
+                values = arithmetic.literal_values(x, multiplier)
             packed[i] += arithmetic.pack_values(values)
             if recipe.method == "standard" or deviations is None:
                 continue
@@ -133,8 +129,12 @@ def scale_of(entry: Uint32) -> Float32:
 
 
 def careful_sums(sums, entry6: Uint32):
-    """Estimates, NaN (undecided) where the map-to-6 scale is 0: their unit is lost there."""
-    lost = ptx.select(entry6 == Uint32(0), ptx.from_bits(Uint32(0x7FC00000)), sums[0])
+    """Estimates, a large first one where the map-to-6 scale is 0: its unit is lost there.
+
+    A scale of 0 decodes to zeros. If map-to-4 has another, it is the smallest, 2^-9, and its
+    products reach 2 to 3, so it is better by far: no element is worse than zero would be.
+    """
+    lost = ptx.select(entry6 == Uint32(0), Float32(2.0**30), sums[0])
     return [lost, sums[-1]]
 
 
@@ -192,12 +192,12 @@ def encode(
     pair = ptx.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
-    m6, lead6, weight6, limit = _entry(table, entry6, g, has_table, recipe)
-    entries = [(m6, lead6, weight6)]
+    *multipliers6, weight6, limit = _entry(table, entry6, g, has_table, recipe)
+    entries = [multipliers6]
     weight4 = weight6
     if const_expr(two):
-        m4, lead4, weight4, limit4 = _entry(table, entry4, g, has_table, recipe)
-        entries = [(m6, lead6, weight6), (m4, lead4, weight4)]
+        *multipliers4, weight4, limit4 = _entry(table, entry4, g, has_table, recipe)
+        entries = [multipliers6, multipliers4]
         limit = ptx.min_(limit, limit4)
     packed = cute.make_rmem_tensor(8 * rows, Uint32)
     totals = cute.make_rmem_tensor(2, Float32)
@@ -213,20 +213,10 @@ def encode(
         # Not "greater": a NaN amax needs care too.
         if cute.arch.vote_any_sync(~(block_max <= limit)):
             ptx.keep_branch()
-            only_ties = (limit == Float32(arithmetic.LIMIT_TIES)) & (base <= Float32(464.0))
-            only_ties = only_ties | (block_max <= limit)
-            if cute.arch.vote_all_sync(only_ties):
-                ptx.keep_branch()
-                words, sums = _candidates(raw, rows, recipe, entries, "rounded")
-                write(packed, 0, words)
-                write(totals, 0, sums)
-                sign_mask[0] = Uint32(0x88888888)
-            else:
-                ptx.keep_branch()
-                words, sums = _candidates(raw, rows, recipe, entries, "careful")
-                write(packed, 0, words)
-                write(totals, 0, careful_sums(sums, entry6))
-                sign_mask[0] = careful_mask(entry6)
+            words, sums = _candidates(raw, rows, recipe, entries, "careful")
+            write(packed, 0, words)
+            write(totals, 0, careful_sums(sums, entry6))
+            sign_mask[0] = careful_mask(entry6)
         else:
             words, sums = _candidates(raw, rows, recipe, entries, "short")
             write(packed, 0, words)

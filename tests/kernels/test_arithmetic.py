@@ -40,3 +40,26 @@ def test_fma_model_rounds_once() -> None:
         error = abs(exact - int(float(got) * 2**30))
         ulp = int(float(np.spacing(np.abs(got))) * 2**30)
         assert 2 * error <= ulp
+
+
+def test_subtracting_from_a_shift_rounds_to_e2m1() -> None:
+    """The three operations of _round_magnified for every 61st p below 7, and all near a midpoint
+    or a power of two, against the nearest E2M1 value, ties to the even code."""
+    from fos_rl.kernels.arithmetic import MAGNIFIED, ROUND_TO_HALF, VALUE_SCALE
+
+    midpoints = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    near = np.concatenate((midpoints, np.array([0.5, 1, 2, 4, 6], np.float32))).view(np.int32)
+    first, last = (int(np.float32(p).view(np.int32)) for p in (2.0**-20, 7.0))
+    bits = np.concatenate(
+        (np.arange(first, last, 61), (near[:, None] + np.arange(-99, 99)).ravel())
+    )
+    p = np.concatenate(([0.0], bits.astype(np.int32).view(np.float32))).astype(np.float32)
+
+    magnified = p * np.float32(MAGNIFIED * VALUE_SCALE)
+    shift = np.maximum(magnified, np.float32(ROUND_TO_HALF))
+    value = shift - fma(magnified, np.full_like(p, -1.0 / MAGNIFIED), shift)
+
+    below, above = (np.searchsorted(midpoints, p, side) for side in ("left", "right"))
+    code = np.where(below == above, below, below + below % 2)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32) * np.float32(VALUE_SCALE)
+    assert np.array_equal(value, values[code])
