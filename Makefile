@@ -1,6 +1,7 @@
-# Two commands, each complete on a bare machine with Python >= 3.11:
-#   make demo    trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
-#   make test    runs the tests
+# Three commands, each complete on a bare machine with Python >= 3.11:
+#   make demo            trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
+#   make ablation-demo   trains it in every format and backward mode, and compares them
+#   make test            runs the tests
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +9,13 @@ MODEL := models/SmolLM2-135M-Instruct
 # Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint install
+.PHONY: demo ablation-demo test lint install
 
 demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
+
+ablation-demo: $(MODEL)/config.json
+	$(VENV)/bin/fos-rl ablate experiments/laptop/study.toml
 
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile

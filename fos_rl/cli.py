@@ -1,4 +1,4 @@
-"""The command line: `fos-rl train`, `fos-rl resume` and `fos-rl explain`."""
+"""The command line: one function a command."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fos_rl.config import load_config
+from fos_rl.study import load_study
 
 _TRAIN_HELP = """\
 Train a model with GRPO as a TOML file describes it.
@@ -18,6 +19,18 @@ Train a model with GRPO as a TOML file describes it.
 The run folder (by default runs/NAME of the config file) gets the resolved config, the
 environment, metrics.jsonl and every rollout. An existing folder is left alone: the run takes
 NAME-2, NAME-3 ..."""
+
+
+_ABLATE_HELP = """\
+Run the arms of a study file under all its seeds, and compare them.
+
+  fos-rl ablate experiments/laptop/study.toml --dry-run    check all arms, show the plan
+  fos-rl ablate experiments/laptop/study.toml              run, or go on where it stopped
+  fos-rl ablate experiments/laptop/study.toml --arm mxfp8 --arm nvfp4
+
+Every arm is checked before the first starts. The folder (by default runs/STUDY) gets a run folder
+ARM/seed_N for each run. Calling it again leaves finished runs alone, resumes a run that has a
+checkpoint, and moves any other to seed_N.failed-1 and starts it anew."""
 
 
 _COMPARE_HELP = """\
@@ -76,6 +89,27 @@ def _parser() -> argparse.ArgumentParser:
     _add_overrides(resume)
     resume.set_defaults(run=_resume)
 
+    ablate = commands.add_parser(
+        "ablate",
+        help="run the arms of a study file",
+        description=_ABLATE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ablate.add_argument("study", type=Path, help="a TOML file; see experiments/")
+    ablate.add_argument(
+        "--arm", dest="arms", action="append", default=[], metavar="NAME", help="only this arm"
+    )
+    ablate.add_argument("--out", type=Path, metavar="DIR", help="folder (default runs/STUDY)")
+    ablate.add_argument(
+        "--parallel",
+        type=_positive,
+        metavar="N",
+        help="runs at a time (default: as many as have GPUs or cores of their own); more than that "
+        "share them",
+    )
+    ablate.add_argument("--dry-run", action="store_true", help="check all arms, start nothing")
+    ablate.set_defaults(run=_ablate)
+
     compare = commands.add_parser(
         "compare",
         help="runs side by side: a table and an HTML report",
@@ -115,6 +149,12 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
+
+
 def _train(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
     # Only now the heavy imports: a wrong config answers at once.
@@ -134,6 +174,20 @@ def _resume(args: argparse.Namespace) -> int:
 
     resume(args.folder, args.overrides)
     return 0
+
+
+def _ablate(args: argparse.Namespace) -> int:
+    # A wrong study answers at once; only then the heavy imports.
+    load_study(args.study).only(args.arms)
+    from fos_rl.ablate import ablate
+
+    return ablate(
+        args.study,
+        arms=args.arms,
+        out=args.out,
+        parallel=args.parallel,
+        dry_run=args.dry_run,
+    )
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -41,6 +41,11 @@ class Placement:
     generator_gpus: int
     colocated: bool
 
+    @property
+    def num_gpus(self) -> int:
+        """Distinct GPUs."""
+        return 1 if self.colocated else self.trainer_gpus + self.generator_gpus
+
     def describe(self) -> str:
         if self.trainer_gpus == self.generator_gpus == 0:
             return "trainer and generator on the CPU"
@@ -75,6 +80,33 @@ def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
         generator_gpus=gpus["generator"],
         colocated=sum(gpus.values()) > available_gpus,
     )
+
+
+def runs_at_once(config: RunConfig, placement: Placement, available_gpus: int) -> int:
+    """How many runs like this one have hosts of their own: by GPUs, or by the CPU's cores.
+
+    A run that does not limit its `num_threads` takes all cores.
+    """
+    if placement.num_gpus:
+        return max(1, available_gpus // placement.num_gpus)
+    cores = os.cpu_count() or 1
+    threads = max(host.num_threads or cores for host in (config.trainer, config.generator))
+    return max(1, cores // threads)
+
+
+def gpu_environments(count: int, gpus_per_run: int, available_gpus: int) -> list[dict[str, str]]:
+    """Variables that give each of `count` processes its GPUs of this machine.
+
+    Groups of GPUs are dealt in turn, so that more runs than groups share them: 3 runs of 1 GPU on
+    2 GPUs get 0, 1 and 0.
+    """
+    if gpus_per_run == 0:
+        return [{} for _ in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(available_gpus)]
+    groups = [names[i : i + gpus_per_run] for i in range(0, len(names), gpus_per_run)]
+    whole = [",".join(group) for group in groups if len(group) == gpus_per_run]
+    return [{"CUDA_VISIBLE_DEVICES": whole[i % len(whole)]} for i in range(count)]
 
 
 class TrainerActor:

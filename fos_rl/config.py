@@ -258,16 +258,17 @@ def load_config(
     Raises:
         ValueError: naming each wrong field, its value, the rule and the remedy.
     """
-    tree = _read_toml(Path(path), "see configs/ for examples")
+    tree = read_toml(Path(path), "see configs/ for examples")
     if recipe is not None:
         file = _recipe_file(recipe)
-        tree = _with_recipe(tree, _read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))
+        tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))
     for override in overrides:
         _apply_override(tree, override)
     return parse_config(tree)
 
 
-def _read_toml(path: Path, hint: str) -> dict[str, Any]:
+def read_toml(path: Path, hint: str) -> dict[str, Any]:
+    """The tables of a TOML file; ValueError with the hint when there is none."""
     if not path.is_file():
         raise ValueError(f"config file {path} does not exist; {hint}")
     try:
@@ -287,8 +288,10 @@ def _known_recipes() -> str:
     return f"give a file, or one of {names}" if names else f"give a file; there is no {RECIPES}"
 
 
-def _with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    merged = _merge(tree, recipe)
+def with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """A config tree under a recipe, which replaces its precision and the backward that went with
+    it; see `load_config`."""
+    merged = merge_config(tree, recipe)
     precision = recipe.get("model", {}).get("precision")
     if precision is None:
         return merged
@@ -299,17 +302,29 @@ def _with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]
     return {**merged, "model": model, "trainer": trainer}
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Sections key by key; of any other value, and of a section of another type, `over`'s."""
+def merge_config(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dict[str, Any]:
+    """A config tree with `over` laid on it: tables key by key, of any other value `over`'s.
+
+    A table of another `type` or `recipe` replaces the old one whole, since its keys are others:
+    the data {"type": "gsm8k", "split": "test"} and {"type": "arithmetic"} make the latter.
+    """
     merged = dict(base)
     for key, value in over.items():
-        old = base.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            same_type = value.get("type", old.get("type")) == old.get("type")
-            merged[key] = _merge(old, value) if same_type else value
-        else:
-            merged[key] = value
+        old, name = base.get(key), f"{section}.{key}".removeprefix(".")
+        if isinstance(old, dict) and isinstance(value, dict) and not _other_type(old, value, name):
+            value = merge_config(old, value, name)
+        merged[key] = value
     return merged
+
+
+def _other_type(old: dict[str, Any], new: dict[str, Any], section: str) -> bool:
+    for model in section_models(section)[:1]:
+        for key in {"type", "recipe"} & model.model_fields.keys():
+            # What a table without the key is taken for.
+            current = old.get(key, model.model_fields[key].default)
+            if new.get(key, current) != current:
+                return True
+    return False
 
 
 def parse_config(tree: dict[str, Any]) -> RunConfig:

