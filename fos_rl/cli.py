@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fos_rl.config import load_config
 from fos_rl.study import load_study
@@ -42,6 +43,16 @@ Compare runs, or all runs of a study: a table here, and report.html, report.md a
 
 Exit status 1 when a step is above a limit, or when arms that differ in the backward mode alone do
 not have identical first steps."""
+
+
+_PARITY_HELP = """\
+Run the same tokens through the trainer and through vLLM, without any training, and say where the
+two forwards part: the first operation that differs, differences an operation and a layer, flipped
+codes and expert choices, and the log-prob difference.
+
+  fos-rl parity configs/demo.toml
+  fos-rl parity configs/demo.toml --recipe nvfp4 --tokens 1000 --json parity.json
+  fos-rl parity configs/demo.toml --fail-above 0.02      for a check: exit status 1 above it"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,12 +141,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.set_defaults(run=_compare)
 
+    _add_diagnosis(commands)
+
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
         "section", nargs="?", default="", help="such as trainer or model.precision"
     )
     explain.set_defaults(run=_explain)
     return parser
+
+
+def _add_diagnosis(commands: Any) -> None:
+    parity = commands.add_parser(
+        "parity",
+        help="the same tokens through both hosts: where the forwards part",
+        description=_PARITY_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parity.add_argument("config", help="a TOML file; see configs/")
+    parity.add_argument("--recipe", metavar="NAME", help="as in fos-rl train")
+    _add_overrides(parity)
+    parity.add_argument(
+        "--tokens", type=_positive, default=256, metavar="N", help="tokens to sample (default 256)"
+    )
+    parity.add_argument(
+        "--fail-above",
+        type=float,
+        metavar="X",
+        help="exit with 1 when the mean |log-prob difference| is above X",
+    )
+    parity.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
+    parity.set_defaults(run=_parity)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +231,17 @@ def _compare(args: argparse.Namespace) -> int:
 
     limits = [Limit.parse(text) for text in args.fail_above]
     return 1 if compare(args.runs, args.baseline, args.out, limits) else 0
+
+
+def _parity(args: argparse.Namespace) -> int:
+    config = load_config(args.config, args.overrides, args.recipe)
+    from fos_rl.cluster import host_environment
+
+    # Both hosts run in this process; their variables must stand before torch is imported.
+    host_environment()
+    from fos_rl.diagnose.commands import parity
+
+    return parity(config, tokens=args.tokens, fail_above=args.fail_above, out=args.json)
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -33,6 +33,14 @@ _ENVIRONMENT = {
 }
 
 
+def host_environment() -> None:
+    """Give this process the environment of the hosts' actors, to run them in it.
+
+    Call it before torch is imported: OpenMP reads its variables once.
+    """
+    os.environ.update(_ENVIRONMENT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """GPUs of each host; `colocated` hosts share one and take turns."""

@@ -1,0 +1,61 @@
+"""Both hosts of a run in this process, to be looked into; no Ray."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from fos_rl.config import RunConfig
+from fos_rl.generator.engine import VllmGenerator
+from fos_rl.launch import Plan
+from fos_rl.trainer.trainer import GrpoTrainer
+from fos_rl.types import Prompt, Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPair:
+    """A trainer and a generator that holds its weights."""
+
+    trainer: GrpoTrainer
+    generator: VllmGenerator
+
+    def sample(self, prompts: list[Prompt], seed: int) -> list[Rollout]:
+        groups = asyncio.run(_sync_and_generate(self.trainer, self.generator, prompts, seed))
+        return [rollout for group in groups for rollout in group]
+
+
+@contextmanager
+def host_pair(plan: Plan, config: RunConfig) -> Iterator[HostPair]:
+    """The run's hosts, in eager mode: a captured graph would run no hook."""
+    placement = plan.placement
+    trainer = GrpoTrainer(
+        plan.spec,
+        plan.model_folder,
+        config.rollout,
+        config.algorithm,
+        config.trainer,
+        torch.device("cuda" if placement.trainer_gpus else "cpu"),
+    )
+    generator = VllmGenerator(
+        plan.spec,
+        plan.model_folder,
+        config.rollout,
+        config.generator.model_copy(update={"cuda_graphs": False}),
+        "cuda" if placement.generator_gpus else "cpu",
+    )
+    try:
+        yield HostPair(trainer=trainer, generator=generator)
+    finally:
+        generator.close()
+
+
+async def _sync_and_generate(
+    trainer: GrpoTrainer, generator: VllmGenerator, prompts: list[Prompt], seed: int
+) -> list[list[Rollout]]:
+    await generator.begin_weight_sync()
+    for bucket in trainer.export_weights():
+        await generator.load_weight_bucket(bucket)
+    await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
+    return await generator.generate(prompts, seed)
