@@ -39,7 +39,6 @@ class Recipe:
     method: str
     error: str
     bound: int
-    native_fp4: bool = False
 
 
 def reciprocal(divisor: float) -> float:

@@ -86,10 +86,11 @@ def columns_run(
 @cute.kernel
 def columnwise(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     square: cutlass.Constexpr,
     job: cutlass.Constexpr,
@@ -105,7 +106,7 @@ def columnwise(
     warps = const_expr(job.plan.threads // 32)
     start, step = Int32(cta) * warps, Int32(ctas) * warps
     first, units = start + Int32(cute.arch.warp_idx()), (tiles - start + step - 1) // step
-    g_amax = matrix_amax(amax, cta, matrix, stack, job.plan)
+    g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, job.recipe.bound)
@@ -119,30 +120,32 @@ def columnwise(
 @cute.jit
 def launch_columnwise(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     ctas: Int32,
     stream,
     job: cutlass.Constexpr,
 ):
-    kernel = columnwise(x, amax, codes, scales, operand, stack, False, job)
+    kernel = columnwise(x, amax, codes, scales, operand, partials, stack, False, job)
     kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))
 
 
 @cute.jit
 def launch_columnwise_square(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     ctas: Int32,
     stream,
     job: cutlass.Constexpr,
 ):
-    kernel = columnwise(x, amax, codes, scales, operand, stack, True, job)
+    kernel = columnwise(x, amax, codes, scales, operand, partials, stack, True, job)
     kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))

@@ -1,13 +1,15 @@
 """Host side of the CuTe kernels: allocation and launch.
 
 Arguments are those that the reference in ``fos_rl.quant`` has checked and unavailable_reason
-accepts; results have the reference's bits. A call costs a few microseconds, so what depends on the
-arguments alone is looked up once (``_launcher``), and eager code comes here without a
-torch.library op.
+accepts; results have the reference's bits. A call costs a few microseconds, so what follows from
+shapes and constants is looked up in one step (``_plan``), outputs are allocated in their final
+shape and dtype and passed as addresses, and eager code comes here without a torch.library op.
 """
 
 import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +33,35 @@ _SHAPES = {
 }
 # A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
 _AMAX_BYTES, _AMAX_CTAS = 32768, 4
+# Threads of a CTA where each holds a block; more such CTAs for each SM are not little work.
+_HELD_THREADS, _HELD_CTAS = 128, 8
+# A matrix of at most so many bytes is read by every CTA rather than by an amax kernel before.
+_SMALL_BYTES = 32768
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+class _Layout(NamedTuple):
+    """A kernel, the fields of its Plan, the argument it calls a share, and its CTAs."""
+
+    name: str
+    plan: tuple[int, str, str, int, bool]
+    share: int
+    ctas: int
+
+
+class _Plan(NamedTuple):
+    """All of a call but its addresses. Sizes and strides of outputs are those of empty_strided."""
+
+    launch: Callable[..., None]
+    share: int
+    stack: int
+    ctas: int
+    matrix: tuple[int, int]
+    codes: tuple[tuple[int, ...], tuple[int, ...]]
+    scales: tuple[tuple[int, ...], tuple[int, ...]]
+    operand: tuple[tuple[int, ...], tuple[int, ...]]
+    amaxes: tuple[tuple[int, ...], tuple[int, ...]]
+    partial: bool
 
 
 @functools.cache
@@ -39,39 +69,121 @@ def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@functools.cache
-def _row_plan(
-    rows: int, cols: int, dtype: torch.dtype, device: torch.device
-) -> tuple[int, int, str, int]:
-    """Threads of a row's CTA, CTAs that share an SM, what is loaded ahead, blocks a thread keeps.
+def _held(name: str, threads: int, amax: str, share: int, ctas: int, per_sm: int = 1) -> _Layout:
+    return _Layout(name, (threads, amax, "", per_sm, False), share, ctas)
 
-    Many rows: small CTAs wait least for each other, and find a row they read twice in the L1
-    cache. Few or short rows: a thread for each block, so that a row is done soon.
+
+def _row_layout(rows: int, blocks: int, dtype: torch.dtype, sms: int, given: bool) -> _Layout:
+    """The kernel for one amax a row of so many blocks.
+
+    Little work: a thread for each block and CTAs enough for all SMs. Short rows: a thread for each
+    block. Else small CTAs, which wait least for each other and find a row they read twice in the L1
+    cache; larger ones where rows are too few for all SMs.
     """
-    blocks = cols // 16
-    if rows > 2 * _sm_count(device):
-        if blocks <= 64:
-            threads = -(-blocks // 32) * 32
-            return threads, 640 // threads, "", 1
-        return (128, 5, "", 0) if dtype == torch.float32 else (64, 12, "registers", 0)
-    threads = 128
-    while threads < 512 and threads < blocks:
-        threads *= 2
-    held = -(-blocks // threads)
-    return threads, 1, "", held if held <= 2 else 0
+    most = _HELD_CTAS * sms
+    if given and (blocks <= _HELD_THREADS or rows * blocks <= most * _HELD_THREADS):
+        return _held("blocks", 128, "given", 0, -(-rows * blocks // 128))
+    parts = -(-blocks // _HELD_THREADS)
+    if not given and rows * parts <= most:
+        threads = min(_HELD_THREADS, -(-blocks // 32) * 32)
+        return _held("parts", threads, "found", parts, rows * parts)
+    if not given and blocks <= _HELD_THREADS:
+        together = 256 // blocks
+        return _held("rows", 256, "found", together, -(-rows // together), 3)
+    threads, ctas_per_sm, ahead = (64, 12, "registers")
+    if rows <= 2 * sms:
+        threads, ctas_per_sm, ahead = 512, 1, ""
+    elif dtype == torch.float32:
+        threads, ctas_per_sm, ahead = 128, 5, ""
+    amax = "given" if given else "found"
+    return _Layout("rowwise", (threads, amax, ahead, ctas_per_sm, True), 0, 1)
 
 
-@functools.cache
-def _launcher(
-    layout: str,
-    device: torch.device,
+def _matrix_layout(
+    rows: int,
+    cols: int,
+    stack: int,
+    square: bool,
+    columnwise: bool,
     dtype: torch.dtype,
-    recipe: tuple,
-    plan: tuple[int, bool, str, int, int],
+    sms: int,
+    given: bool,
+) -> _Layout:
+    """The kernel for one amax a matrix [rows, cols] of a stack."""
+    amax, partials = "given", 0
+    if not given:
+        amax, partials = "partials", _partials(rows * cols * dtype.itemsize, stack, sms)
+    if columnwise:
+        name = "columnwise_square" if square else "columnwise"
+        warps = (cols // 16) * -(-rows // 64)
+    elif square:
+        name, warps = "square", (rows // 16) * -(-cols // 64)
+    else:
+        name, warps = "flat", -(-rows * cols // 512)
+        ctas = -(-warps * 32 * stack // _HELD_THREADS)
+        if ctas <= _HELD_CTAS * sms and (given or stack == 1):
+            return _held("blocks", _HELD_THREADS, amax, partials, ctas)
+    threads, ctas_per_sm, ahead, per_sm = _SHAPES[name, dtype]
+    ctas = max(1, min(-(-warps * 32 // threads), -(-per_sm * sms // stack)))
+    return _Layout(name, (threads, amax, ahead, ctas_per_sm, True), partials, ctas)
+
+
+def _partials(bytes_each: int, stack: int, sms: int) -> int:
+    """Partial amaxes of each matrix of a stack."""
+    return max(1, min(max(1, sms * _AMAX_CTAS // stack), bytes_each // _AMAX_BYTES))
+
+
+def _dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A shape and the strides of a contiguous tensor of it."""
+    return shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    recipe: tuple[str, str, int],
+    block: str,
+    row_scaled: bool,
+    columnwise: bool,
+    given: bool,
     writes: tuple[bool, bool],
-) -> Callable[..., None]:
-    constants = (layout, (_DTYPE_NAMES[dtype], *recipe), plan, writes)
-    return compile_cache.load("quantize", constants, architecture(device))
+) -> _Plan:
+    *lead, rows, cols = shape
+    stack = math.prod(lead)
+    matrix, amaxes = (stack * rows, cols), (*lead, 1)
+    sms = _sm_count(device)
+    if row_scaled:
+        layout = _row_layout(stack * rows, cols // 16, dtype, sms, given)
+        stack, amaxes = stack * rows, (*lead, rows)
+    elif (
+        not given
+        and stack == 1
+        and block == "1x16"
+        and not columnwise
+        and rows * cols * dtype.itemsize <= _SMALL_BYTES
+    ):
+        matrix = (1, rows * cols)
+        layout = _row_layout(1, rows * cols // 16, dtype, sms, False)
+    else:
+        layout = _matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
+    constants = (layout.name, (_DTYPE_NAMES[dtype], *recipe), layout.plan, writes)
+    launch = compile_cache.load("quantize", constants, architecture(device))
+    if columnwise:
+        rows, cols = cols, rows
+    return _Plan(
+        launch,
+        layout.share,
+        stack,
+        layout.ctas,
+        matrix,
+        _dense(*lead, rows, cols // 2),
+        _dense(*lead, rows, cols // 16),
+        _dense(*lead, rows, cols),
+        _dense(*amaxes),
+        layout.plan[1] == "partials",
+    )
 
 
 @functools.cache
@@ -93,44 +205,13 @@ def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., 
     return compile_cache.load("epilogue", constants, architecture(device))
 
 
-def _empty(rows: int, cols: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised matrix; torch.empty takes a microsecond longer."""
-    return torch.empty_strided((rows, cols), (cols, 1), dtype=dtype, device=device)
-
-
 def partial_amaxes(x: Tensor, stack: int) -> Tensor:
     """fp32 [stack * (1 + n)]: room for each matrix's amax, then n partial amaxes of each."""
     device = x.device
-    bytes_each = x.numel() * x.element_size() // stack
-    most = max(1, _sm_count(device) * _AMAX_CTAS // stack)
-    count = max(1, min(most, bytes_each // _AMAX_BYTES))
+    count = _partials(x.numel() * x.element_size() // stack, stack, _sm_count(device))
     out = torch.empty(stack * (1 + count), dtype=torch.float32, device=device)
     _amax_launcher(device, x.dtype)(x, out, stack)
     return out
-
-
-@functools.cache
-def _layout(
-    rows: int,
-    cols: int,
-    stack: int,
-    square: bool,
-    columnwise: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[str, int, int, int, str]:
-    """The kernel for one amax a matrix, its CTAs for each matrix, and the rest of its plan."""
-    if columnwise:
-        layout = "columnwise_square" if square else "columnwise"
-        warps = (cols // 16) * -(-rows // stack // 64)
-    elif square:
-        layout, warps = "square", (rows // stack // 16) * -(-cols // 64)
-    else:
-        layout, warps = "flat", -(-(rows // stack) * cols // 512)
-    threads, ctas_per_sm, ahead, per_sm = _SHAPES[layout, dtype]
-    most = -(-per_sm * _sm_count(device) // stack)
-    ctas = max(1, min(-(-warps * 32 // threads), most))
-    return layout, ctas, threads, ctas_per_sm, ahead
 
 
 def quantize(
@@ -150,50 +231,44 @@ def quantize(
 
     x is a contiguous matrix or stack of matrices. What codes and operand do not ask for is None.
     """
-    device, dtype, shape = x.device, x.dtype, x.shape
-    cols = shape[-1]
+    device, shape = x.device, x.shape
+    given = global_amax is not None
+    recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
+    plan = _plan(
+        shape, x.dtype, device, recipe, block, row_scaled, columnwise, given, (codes, operand)
+    )
     if x.requires_grad:
         x = x.detach()
-    stack = 1
-    if len(shape) > 2:
-        x = x.view(-1, cols)
-        stack = x.shape[0] // shape[-2]
-    rows = x.shape[0]
-    given = global_amax is not None
-    amax = global_amax
-    if row_scaled:
-        layout, ctas = "rowwise", 1
-        threads, ctas_per_sm, ahead, held = _row_plan(rows, cols, dtype, device)
-        if not given:
-            amax = torch.empty(rows, dtype=torch.float32, device=device)
-    else:
-        layout, ctas, threads, ctas_per_sm, ahead = _layout(
-            rows, cols, stack, block == "16x16", columnwise, dtype, device
-        )
-        held = 0
-        if not given:
-            amax = partial_amaxes(x, stack)
-    recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
-    plan = (threads, given, ahead, ctas_per_sm, held)
-    launch = _launcher(layout, device, dtype, recipe, plan, (codes, operand))
-    out_rows, out_cols = (stack * cols, rows // stack) if columnwise else (rows, cols)
-    code_bytes = _empty(out_rows, out_cols // 2, torch.uint8, device)
-    scale_bytes = _empty(out_rows, out_cols // 16, torch.uint8, device)
-    product = _empty(out_rows, out_cols, torch.bfloat16, device) if operand else x
-    flat_amax = amax if amax.dim() == 1 else amax.reshape(-1)
-    launch(x, flat_amax, code_bytes, scale_bytes, product, stack, ctas)
-    if not given and not row_scaled:
-        amax = amax[:stack]
-    scale = scale_bytes.view(torch.float8_e4m3fn)
-    if len(shape) > 2:
-        lead = (*shape[:-2], out_rows // stack)
-        code_bytes = code_bytes.view(*lead, -1)
-        scale = scale.view(*lead, -1)
-        product = product.view(*lead, -1) if operand else product
-        amax = amax.view(*shape[:-2], -1)
+    if shape != plan.matrix:
+        x = x.view(plan.matrix)
+    empty = torch.empty_strided
+    out_codes = out_scale = out_operand = None
+    codes_at = scale_at = operand_at = 0
     if codes:
-        return code_bytes, scale, amax, product if operand else None
-    return None, None, amax, product
+        out_codes = empty(*plan.codes, dtype=torch.uint8, device=device)
+        out_scale = empty(*plan.scales, dtype=torch.float8_e4m3fn, device=device)
+        codes_at, scale_at = out_codes.data_ptr(), out_scale.data_ptr()
+    if operand:
+        out_operand = empty(*plan.operand, dtype=torch.bfloat16, device=device)
+        operand_at = out_operand.data_ptr()
+    if given:
+        if global_amax.device != device:
+            raise ValueError(
+                f"global_amax is on {global_amax.device}, x on {device}; move it there."
+            )
+        amax = global_amax.contiguous()
+    elif plan.partial:
+        amax = partial_amaxes(x, plan.stack)
+    else:
+        amax = empty(*plan.amaxes, dtype=torch.float32, device=device)
+    plan.launch(
+        x, amax.data_ptr(), codes_at, scale_at, operand_at, plan.share, plan.stack, plan.ctas
+    )
+    if given:
+        amax = global_amax
+    elif plan.partial:
+        amax = amax[: plan.stack].view(plan.amaxes[0])
+    return out_codes, out_scale, amax, out_operand
 
 
 def decode(

@@ -271,6 +271,13 @@ def shuffle_xor(a, lanes: int):
     return _emit(text, (kind,), (a, f"0x{lanes:X}"), side_effects=True)
 
 
+def shuffle_down(a, lanes: int):
+    """a of the lane lanes above, this lane's own where there is none; all 32 lanes take part."""
+    kind = type(a)
+    text = "shfl.sync.down.b32 {0}, {1}, {2}, 0x1F, 0xFFFFFFFF;"
+    return _emit(text, (kind,), (a, f"0x{lanes:X}"), side_effects=True)
+
+
 def load_words(address: Int64, count: int) -> tuple[Uint32, ...]:
     """1, 2 or 4 words of read-only global memory at an address aligned to their size."""
     vector = {1: "", 2: ".v2", 4: ".v4"}[count]
@@ -327,6 +334,11 @@ def shared_store(address: Uint32, *values: Float32) -> None:
     names = ", ".join(f"{{{i + 1}}}" for i in range(count))
     source = names if count == 1 else f"{{{{{names}}}}}"
     _emit(f"st.shared{vector}.f32 [{{0}}], {source};", (), (address, *values), side_effects=True)
+
+
+def shared_max(address: Uint32, value: Uint32) -> None:
+    """Raise a word of shared memory to value, atomically in the CTA."""
+    _emit("red.shared.max.u32 [{0}], {1};", (), (address, value), side_effects=True)
 
 
 def fresh(a: Uint32) -> Uint32:

@@ -1,12 +1,12 @@
 """The quantizing kernels: one amax for a matrix (1x16 and 16x16 blocks), and one amax a row.
 
 ``flat`` gives a thread one 1x16 block at a time, ``square`` a warp four 16x16 blocks, ``rowwise`` a
-CTA one row, which it keeps in registers or reads twice, the second time from the L1 cache.
+CTA one row, which it reads twice, the second time from the L1 cache.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from fos_rl.kernels import arithmetic, ptx
 from fos_rl.kernels.encode import ONE_ROW, ROWS_APART, block_amax, read, words_per_block, write
@@ -63,10 +63,11 @@ def flat_run(
 @cute.kernel
 def flat(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     job: cutlass.Constexpr,
 ):
@@ -77,7 +78,7 @@ def flat(
     table = allocate_table()
     count = (Int32(x.shape[1]) // 16) * (Int32(x.shape[0]) // stack)
     at = addresses(x, codes, scales, operand, Int64(matrix) * Int64(count), job.recipe)
-    g_amax = matrix_amax(amax, cta, matrix, stack, job.plan)
+    g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, job.recipe.bound)
@@ -93,52 +94,27 @@ def flat(
 @cute.jit
 def launch_flat(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     ctas: Int32,
     stream,
     job: cutlass.Constexpr,
 ):
-    kernel = flat(x, amax, codes, scales, operand, stack, job)
+    kernel = flat(x, amax, codes, scales, operand, partials, stack, job)
     kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))
-
-
-@cute.jit
-def held_run(
-    held: cute.Tensor,
-    maxima: cute.Tensor,
-    scaling: tuple,
-    first: Int32,
-    end: Int32,
-    at: tuple,
-    wild: cutlass.Constexpr,
-    job: cutlass.Constexpr,
-):
-    """Encode the plan's held blocks, whose words and amaxes are in held and maxima."""
-    words = const_expr(words_per_block(job.recipe))
-    raw = cute.make_rmem_tensor(words, Uint32)
-    block = first
-    for _ in cutlass.range(job.plan.held, unroll=1):
-        write(raw, 0, read(held, 0, words))
-        encode_and_store(
-            raw, scaling, maxima[0], block, block < end, Int32(0), at, wild, ONE_ROW, job
-        )
-        # The next block moves to the front: registers have no run-time index.
-        write(held, 0, read(held, words, (job.plan.held - 1) * words))
-        write(maxima, 0, read(maxima, 1, job.plan.held - 1))
-        block = block + job.plan.threads
 
 
 @cute.kernel
 def rowwise(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
     job: cutlass.Constexpr,
 ):
     """x [rows, cols] with one amax a row, found here unless given; a CTA a row."""
@@ -148,41 +124,23 @@ def rowwise(
     table, scratch = allocate_table(), allocate_scratch()
     row_blocks = Int32(x.shape[1]) // 16
     at = addresses(x, codes, scales, operand, Int64(row) * Int64(row_blocks), recipe)
-    amax_at = Int64(amax.iterator.toint()) + Int64(row) * 4
-    words = const_expr(words_per_block(recipe))
-    held = cute.make_rmem_tensor(max(plan.held, 1) * words, Uint32)
-    maxima = cute.make_rmem_tensor(max(plan.held, 1), Float32)
-    share = Float32(0.0)
-    for unit in range_constexpr(plan.held):
-        inside = cutlass.min(Int32(tid) + unit * plan.threads, row_blocks - 1)
-        load_block(held, unit * words, at[0], inside, recipe)
-    for unit in range_constexpr(plan.held):
-        mine = read(held, unit * words, words)
-        maxima[unit] = arithmetic.max_magnitude(mine, recipe.dtype)
-        share = arithmetic.larger(share, maxima[unit])
+    amax_at = amax + Int64(row) * 4
     g_amax = Float32(0.0)
-    if const_expr(plan.given_amax):
+    if const_expr(plan.amax == "given"):
         g_amax = ptx.load_float(amax_at)
     else:
-        if const_expr(plan.held == 0):
-            chunks = row_blocks * (words // 4)
-            share = span_amax(at[0], chunks, tid, recipe.dtype, plan.threads)
+        chunks = row_blocks * (words_per_block(recipe) // 4)
+        share = span_amax(at[0], chunks, tid, recipe.dtype, plan.threads)
         g_amax = cta_max(share, scratch, plan.threads)
         if tid == 0:
             ptx.store_float(amax_at, g_amax)
-    if const_expr(plan.held != 1):
-        fill_table(table, g_amax, job)
-        cute.arch.sync_threads()
+    fill_table(table, g_amax, job)
+    cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, recipe.bound)
     scaling = (table, g_amax, g.encode, g.four)
     units = (row_blocks + (plan.threads - 1)) // plan.threads
     first, step = Int32(tid), Int32(plan.threads)
-    if const_expr(plan.held > 0):
-        if g.is_wild:
-            held_run(held, maxima, scaling, first, row_blocks, at, True, job)
-        else:
-            held_run(held, maxima, scaling, first, row_blocks, at, False, job)
-    elif g.is_wild:
+    if g.is_wild:
         flat_run(scaling, first, step, row_blocks, units, at, True, job)
     else:
         flat_run(scaling, first, step, row_blocks, units, at, False, job)
@@ -191,10 +149,11 @@ def rowwise(
 @cute.jit
 def launch_rowwise(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     ctas: Int32,
     stream,
@@ -240,10 +199,11 @@ def square_run(
 @cute.kernel
 def square(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     job: cutlass.Constexpr,
 ):
@@ -259,7 +219,7 @@ def square(
     warps = const_expr(job.plan.threads // 32)
     start, step = Int32(cta) * warps, Int32(ctas) * warps
     first, units = start + Int32(cute.arch.warp_idx()), (tiles - start + step - 1) // step
-    g_amax = matrix_amax(amax, cta, matrix, stack, job.plan)
+    g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
     g = arithmetic.global_scale(g_amax, job.recipe.bound)
@@ -273,14 +233,15 @@ def square(
 @cute.jit
 def launch_square(
     x: cute.Tensor,
-    amax: cute.Tensor,
-    codes: cute.Tensor,
-    scales: cute.Tensor,
-    operand: cute.Tensor,
+    amax: Int64,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    partials: Int32,
     stack: Int32,
     ctas: Int32,
     stream,
     job: cutlass.Constexpr,
 ):
-    kernel = square(x, amax, codes, scales, operand, stack, job)
+    kernel = square(x, amax, codes, scales, operand, partials, stack, job)
     kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))

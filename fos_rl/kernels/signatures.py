@@ -5,10 +5,16 @@ One binary serves every shape: sizes are symbols, of which only divisibility is 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from fos_rl.kernels import amax_kernel, columnwise_kernel, dequantize_kernel, quantize_kernel
+from fos_rl.kernels import (
+    amax_kernel,
+    columnwise_kernel,
+    dequantize_kernel,
+    held_kernel,
+    quantize_kernel,
+)
 from fos_rl.kernels.amax_kernel import AmaxPlan
 from fos_rl.kernels.arithmetic import Recipe
 from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
@@ -18,6 +24,13 @@ ELEMENTS = {
     "bfloat16": cutlass.BFloat16,
     "float32": cutlass.Float32,
     "uint8": cutlass.Uint8,
+}
+
+
+_LAYOUTS = {
+    **dict.fromkeys(("flat", "square", "rowwise"), quantize_kernel),
+    **dict.fromkeys(("columnwise", "columnwise_square"), columnwise_kernel),
+    **dict.fromkeys(("blocks", "rows", "parts"), held_kernel),
 }
 
 
@@ -37,22 +50,17 @@ def _stream():
 
 
 def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
-    """layout is flat, square, rowwise, columnwise or columnwise_square.
+    """layout names a launch function of _LAYOUTS; the tuples are the fields of Recipe, Plan and
+    Output.
 
-    The tuples are the fields of Recipe, Plan and Output.
+    x is a tensor, which fixes device and stream; other tensors are addresses, amax, codes, scales
+    and operand, then what the kernel takes as a share, the stack, and CTAs.
     """
     fields = Recipe(*recipe)
-    module = columnwise_kernel if layout.startswith("columnwise") else quantize_kernel
-    launch = getattr(module, f"launch_{layout}")
-    writes = Output(*output)
-    tensors = (
-        _matrix(fields.dtype, 16, 16),
-        _vector(),
-        _matrix("uint8", 8, 8),
-        _matrix("uint8", 1, 1),
-        _matrix("bfloat16" if writes.operand else fields.dtype, 16, 16),
-    )
-    return launch, (*tensors, Int32(1), Int32(1), _stream(), Job(fields, Plan(*plan), writes))
+    launch = getattr(_LAYOUTS[layout], f"launch_{layout}")
+    job = Job(fields, Plan(*plan), Output(*output))
+    others = (*(Int64(0) for _ in range(4)), *(Int32(1) for _ in range(3)))
+    return launch, (_matrix(fields.dtype, 16, 16), *others, _stream(), job)
 
 
 def partial_amax(dtype: str, threads: int):

@@ -19,17 +19,16 @@ class Plan:
     """How a kernel is laid out.
 
     threads of a CTA and CTAs that share an SM (0: any number) decide the registers of a thread.
-    given_amax: the amax is read; otherwise rowwise takes it of its row, the others of the partial
-    amaxes that the amax kernel left behind the place of the result. load_ahead: flat and rowwise
-    read a block while they encode the one before. held: blocks of a row that a thread of rowwise
-    keeps in registers, 0 for reading them twice; with one there is no table.
+    amax: "given", "found" by this kernel for each row, or to be taken from "partials", which the
+    amax kernel left behind the place of the result. load_ahead: flat and rowwise read a block while
+    they encode the one before. table: entries for all scales are made first, in shared memory.
     """
 
     threads: int
-    given_amax: bool = True
+    amax: str = "given"
     load_ahead: str = "registers"
     ctas_per_sm: int = 0
-    held: int = 0
+    table: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,33 +114,43 @@ def span_amax(
 
 @cute.jit
 def matrix_amax(
-    amax: cute.Tensor, cta: Int32, matrix: Int32, stack: Int32, plan: cutlass.Constexpr
+    amax: Int64,
+    cta: Int32,
+    matrix: Int32,
+    stack: Int32,
+    partials: Int32,
+    plan: cutlass.Constexpr,
 ) -> Float32:
     """The amax of a matrix, given or from the partial amaxes [stack, n] behind amax[stack]."""
     tid, _, _ = cute.arch.thread_idx()
-    base = Int64(amax.iterator.toint())
     value = Float32(0.0)
-    if const_expr(plan.given_amax):
-        value = ptx.load_float(base + Int64(matrix) * 4)
+    if const_expr(plan.amax == "given"):
+        value = ptx.load_float(amax + Int64(matrix) * 4)
     else:
         scratch = allocate_scratch()
-        partials = Int32(cute.size(amax.shape)) // stack - 1
-        start = base + Int64(stack + matrix * partials) * 4
+        start = amax + Int64(stack + matrix * partials) * 4
         for i in cutlass.range(tid, partials, plan.threads, unroll=1):
             value = arithmetic.larger(value, ptx.load_float(start + Int64(i) * 4))
         value = cta_max(value, scratch, plan.threads)
         if (tid == 0) & (cta == 0):
-            ptx.store_float(base + Int64(matrix) * 4, value)
+            ptx.store_float(amax + Int64(matrix) * 4, value)
     return value
 
 
-def addresses(x, codes, scales, operand, first_block: Int64, recipe: Recipe) -> tuple[Int64, ...]:
+def addresses(
+    x: cute.Tensor,
+    codes: Int64,
+    scales: Int64,
+    operand: Int64,
+    first_block: Int64,
+    recipe: Recipe,
+) -> tuple[Int64, ...]:
     """Addresses of a block in x, codes, scales and operand."""
     sums = (
         Int64(x.iterator.toint()) + first_block * (4 * words_per_block(recipe)),
-        Int64(codes.iterator.toint()) + first_block * 8,
-        Int64(scales.iterator.toint()) + first_block,
-        Int64(operand.iterator.toint()) + first_block * 32,
+        codes + first_block * 8,
+        scales + first_block,
+        operand + first_block * 32,
     )
     return tuple(ptx.fresh_address(address) for address in sums)
 
@@ -191,7 +200,7 @@ def encode_and_store(
     """
     rows = const_expr(holding.rows)
     out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
-    encode(raw, out, block_max, scaling, wild, job.plan.held != 1, holding, job.recipe)
+    encode(raw, out, block_max, scaling, wild, job.plan.table, holding, job.recipe)
     if is_mine:
         for row in range_constexpr(rows):
             _store(out, row, rows, block + row * stride, at, raw, job)

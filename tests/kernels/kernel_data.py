@@ -75,12 +75,21 @@ def _tensor_argument(address: int, *shape: int) -> bytes:
 
 
 def run_quantizer(
-    text: str, layout: str, threads: int, ctas: int, x: Tensor, amax: Tensor
+    text: str, layout: str, threads: int, share: int, x: Tensor, amax: Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Run a quantizing kernel's PTX: codes, scale bytes, amaxes and operand bits."""
+    """Run a quantizing kernel's PTX: codes, scale bytes, amaxes and operand bits.
+
+    share is that of ``held_kernel``'s kernels; others have one of no partial amaxes.
+    """
     rows, cols = x.shape
-    out_rows, out_cols = (cols, rows) if layout.startswith("columnwise") else (rows, cols)
-    machine = Machine(text, (rows if layout == "rowwise" else ctas, 1), threads)
+    out_rows = cols if layout.startswith("columnwise") else rows
+    ctas = {
+        "rowwise": rows,
+        "blocks": -(-rows * cols // (16 * threads)),
+        "rows": -(-rows // max(share, 1)),
+        "parts": rows * share,
+    }.get(layout, 2)
+    machine = Machine(text, (ctas, 1), threads)
     word = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
     unwritten = np.full(rows * cols * 2, 0xEE, np.uint8)
     x_at = machine.allocate(x.contiguous().view(word).numpy())
@@ -88,16 +97,12 @@ def run_quantizer(
     scales_at = machine.allocate(unwritten[: rows * cols // 16])
     operand_at = machine.allocate(unwritten)
     amax_at = machine.allocate(amax.numpy())
-    arguments = [
+    numbers = (share, amax.numel())[: {"rowwise": 0, "rows": 1, "parts": 1}.get(layout, 2)]
+    machine.pass_arguments(
         _tensor_argument(x_at, rows, cols),
-        _tensor_argument(amax_at, amax.numel()),
-        _tensor_argument(codes_at, out_rows, out_cols // 2),
-        _tensor_argument(scales_at, out_rows, out_cols // 16),
-        _tensor_argument(operand_at, out_rows, out_cols),
-    ]
-    if layout != "rowwise":
-        arguments.append(struct.pack("<i", 1))
-    machine.pass_arguments(*arguments)
+        *(struct.pack("<q", at) for at in (amax_at, codes_at, scales_at, operand_at)),
+        *(struct.pack("<i", number) for number in numbers),
+    )
     machine.run()
     return (
         machine.read(codes_at, np.uint8, rows * cols // 2).reshape(out_rows, -1),

@@ -186,6 +186,8 @@ class Machine:
                 waiting = active.reshape(self.ctas, self.threads)
                 live = (pcs != end).reshape(self.ctas, self.threads)
                 assert not (waiting.any(1, keepdims=True) & live & ~waiting).any(), "barrier"
+            elif kind == "red":
+                self._raise_shared(instruction.operands, mask)
             elif kind not in ("pmevent", "prefetch"):
                 self._execute(instruction, mask)
 
@@ -259,8 +261,20 @@ class Machine:
         value = self._value(operands[1])
         lane = np.arange(self.count)
         other = self._value(operands[2]).astype(np.int64)
-        source = lane ^ other if op[2] == "bfly" else lane - lane % 32 + other
+        match op[2]:
+            case "bfly":
+                source = lane ^ other
+            case "down":
+                source = np.where(lane % 32 + other < 32, lane + other, lane)
+            case _:
+                source = lane - lane % 32 + other
         self._assign(operands[0].split("|")[0], value[source], mask)
+
+    def _raise_shared(self, operands: tuple[str, ...], mask: np.ndarray) -> None:
+        """red.shared.max.u32: words of shared memory become at least a value."""
+        words = self.shared.view(np.uint32)
+        index = self._address(operands[0])[mask] // 4
+        np.maximum.at(words, (self.cta[mask], index), self._value(operands[1])[mask])
 
     def _move_memory(self, op: list[str], operands: tuple[str, ...], mask: np.ndarray) -> None:
         size = _SIZES[op[-1]]

@@ -24,28 +24,59 @@ from fos_rl.quant import (
 
 pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missing_package()))
 
-# name: layout, recipe, plan, output. Each path of the kernels is in one of them; what is left out
+# name: layout, recipe, plan, share. Each path of the kernels is in one of them; what is left out
 # (the other bound, the other error) changes constants only and is compared on a GPU.
 KERNELS = {
-    "flat": ("flat", ("bfloat16", "four_over_six", "mae", 256), (256, True, "registers", 3, 0)),
-    "flat_mse": ("flat", ("bfloat16", "four_over_six", "mse", 448), (256, True, "registers", 3, 0)),
+    "flat": (
+        "flat",
+        ("bfloat16", "four_over_six", "mae", 256),
+        (256, "given", "registers", 3, True),
+        0,
+    ),
+    "flat_mse": (
+        "flat",
+        ("bfloat16", "four_over_six", "mse", 448),
+        (256, "given", "registers", 3, True),
+        0,
+    ),
     "rowwise": (
         "rowwise",
         ("bfloat16", "four_over_six", "mse", 256),
-        (64, False, "registers", 12, 0),
+        (64, "found", "registers", 12, True),
+        0,
     ),
-    "square": ("square", ("bfloat16", "four_over_six", "mae", 448), (128, True, "", 4, 0)),
-    "fp32_held": (
-        "rowwise",
-        ("float32", "four_over_six", "mae", 256),
-        (128, False, "", 1, 1),
+    "square": (
+        "square",
+        ("bfloat16", "four_over_six", "mae", 448),
+        (128, "given", "", 4, True),
+        0,
     ),
     "standard": (
         "columnwise",
         ("bfloat16", "standard", "mae", 448),
-        (128, True, "", 6, 0),
+        (128, "given", "", 6, True),
+        0,
+    ),
+    "blocks": (
+        "blocks",
+        ("bfloat16", "four_over_six", "mse", 448),
+        (128, "given", "", 1, False),
+        0,
+    ),
+    "rows": (
+        "rows",
+        ("bfloat16", "four_over_six", "mae", 448),
+        (64, "found", "", 3, False),
+        7,
+    ),
+    "parts_fp32": (
+        "parts",
+        ("float32", "four_over_six", "mae", 256),
+        (32, "found", "", 1, False),
+        2,
     ),
 }
+FINDS_AMAX = ("rowwise", "rows", "parts")
 BOTH = (True, True)
 
 
@@ -62,7 +93,7 @@ def compiled(tmp_path_factory):
             if name.startswith("decode"):
                 kernel, constants = "decode", ("value", 256, "bfloat16", True)
             else:
-                kernel, constants = "quantize", (*KERNELS[name], BOTH)
+                kernel, constants = "quantize", (*KERNELS[name][:3], BOTH)
             built = compile_cache.compile_kernel(kernel, constants, arch, directory)
             path = directory / f"{name}_{arch}.cubin"
             path.write_bytes(built.__cubin__)
@@ -73,13 +104,13 @@ def compiled(tmp_path_factory):
 
 
 def _reference(name: str, x: torch.Tensor):
-    layout, (_, method, err_mode, bound), _ = KERNELS[name]
+    layout, (_, method, err_mode, bound), _, _ = KERNELS[name]
     block = "16x16" if "square" in layout else "1x16"
     columnwise = layout.startswith("columnwise")
     if method == "standard":
         return nvfp4_quantize(x, block=block, columnwise=columnwise, backend="reference")
     return four_over_six_quantize(
-        x, block, err_mode, bound, layout == "rowwise", columnwise=columnwise, backend="reference"
+        x, block, err_mode, bound, layout in FINDS_AMAX, columnwise=columnwise, backend="reference"
     )
 
 
@@ -89,15 +120,16 @@ def _reference(name: str, x: torch.Tensor):
     [*((name, "sm_90a") for name in KERNELS), ("flat", "sm_100a"), ("rowwise", "sm_100a")],
 )
 def test_ptx_gives_the_reference(compiled, name: str, arch: str) -> None:
-    layout, (dtype, *_), (threads, *_) = KERNELS[name]
+    layout, (dtype, *_), (threads, *_), share = KERNELS[name]
     text, _ = compiled(name, arch)
     generator = torch.Generator().manual_seed(7)
     for kind in KINDS:
-        x = make(kind, (48, 96), getattr(torch, dtype), generator)
+        # Rows of 6 blocks, seven in a CTA; of 36, for two CTAs of 32 threads each.
+        x = make(kind, (48, 576 if layout == "parts" else 96), getattr(torch, dtype), generator)
         expected = _reference(name, x)
         amax = expected.global_amax
-        amax = torch.zeros_like(amax) if layout == "rowwise" else amax
-        codes, scale, found_amax, operand = run_quantizer(text, layout, threads, 2, x, amax)
+        amax = torch.zeros_like(amax) if layout in FINDS_AMAX else amax
+        codes, scale, found_amax, operand = run_quantizer(text, layout, threads, share, x, amax)
         wrong = (codes != expected.codes.numpy()).sum()
         assert wrong == 0, f"{kind}: codes differ in {wrong} of {codes.size} bytes"
         wrong = (scale != expected.block_scale.view(torch.uint8).numpy()).sum()
