@@ -41,7 +41,9 @@ def parse_architecture(config: dict[str, Any], source: str = "config.json") -> A
     if head_dim % 2:
         reader.refuse("head_dim", "rotary embeddings need an even head_dim")
     theta, scaling = _rope(reader)
-    moe = _experts(reader, num_layers) if family == "qwen3_moe" else {}
+    # A Llama with experts is `fos_rl.model.upcycle`'s; transformers knows no such model.
+    has_experts = family == "qwen3_moe" or "num_experts" in config
+    moe = _experts(reader, num_layers) if has_experts else {}
     return Architecture(
         family=family,
         vocab_size=reader.required("vocab_size"),
