@@ -114,6 +114,7 @@ class Recorder:
                 module.gate.weight,
                 num_experts_per_token=module.num_experts_per_token,
                 norm_topk_prob=module.norm_topk_prob,
+                ops=module.ops,
             )
 
         return hook

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from fos_rl.spec import Bf16, Frozen, Precision
+from fos_rl.spec import Bf16, Consistency, Frozen, Precision
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -25,6 +25,9 @@ class ModelConfig(Frozen):
     `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
     precision: Precision = Bf16()
     """The recipe both hosts run."""
+    consistency: Consistency = "fast"
+    """fast: each host computes as fast as it can, and sums round differently. exact: trainer and
+    generator give a token's log-prob the same bits, whatever else is in the batch; slower."""
 
 
 class ArithmeticData(Frozen):
@@ -177,6 +180,8 @@ class GeneratorConfig(Frozen):
     """Memory of the paged key-value cache."""
     max_num_seqs: Positive = 256
     """Requests decoded together."""
+    max_num_batched_tokens: Positive | None = None
+    """Tokens an engine step computes; prompts that do not fit are split. By default vLLM's."""
     cuda_graphs: bool = True
     """Capture decode steps (GPU only)."""
     num_threads: Positive | None = None

@@ -46,7 +46,11 @@ def planned(config: RunConfig) -> Iterator[Plan]:
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         placement = plan_placement(config, count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
-        spec = ModelSpec(architecture=read_architecture(folder), precision=config.model.precision)
+        spec = ModelSpec(
+            architecture=read_architecture(folder),
+            precision=config.model.precision,
+            consistency=config.model.consistency,
+        )
         devices = _known_devices(config, placement)
         precision_notes = check_precision(spec, config.trainer.backward_override, devices)
         problems = load_problems(config.data, config.seed)

@@ -136,11 +136,17 @@ Precision = Annotated[
 ]
 
 
+Consistency = Literal["fast", "exact"]
+
+
 class ModelSpec(Frozen):
     """Architecture plus precision recipe: what both hosts must agree on, field by field."""
 
     architecture: Architecture
     precision: Precision = Bf16()
+    consistency: Consistency = "fast"
+    """fast: each host computes as fast as it can, and sums round differently; exact: a token's
+    log-prob has the same bits on both."""
 
     def contract(self) -> dict[str, object]:
         """Every field that can change a log-prob, by dotted name.

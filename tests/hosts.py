@@ -17,7 +17,7 @@ from fos_rl.config import (
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.model.hf import read_architecture
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.spec import Bf16, Family, ModelSpec, Precision
+from fos_rl.spec import Bf16, Consistency, Family, ModelSpec, Precision
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout, TrainBatch
 
@@ -33,8 +33,11 @@ class Hosts:
         algorithm: AlgorithmConfig,
         trainer: TrainerConfig,
         engine: GeneratorConfig | None = None,
+        consistency: Consistency = "fast",
     ) -> None:
-        spec = ModelSpec(architecture=read_architecture(folder), precision=precision)
+        spec = ModelSpec(
+            architecture=read_architecture(folder), precision=precision, consistency=consistency
+        )
         self.loop = asyncio.new_event_loop()
         engine = engine or GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
         self.generator = VllmGenerator(spec, folder, rollout, engine, "cpu")
@@ -73,6 +76,8 @@ def hosts(
     rollout: RolloutConfig | None = None,
     algorithm: AlgorithmConfig | None = None,
     trainer: TrainerConfig | None = None,
+    engine: GeneratorConfig | None = None,
+    consistency: Consistency = "fast",
 ) -> Iterator[Hosts]:
     pair = Hosts(
         write_tiny_model(family, folder, seed=0),
@@ -80,6 +85,8 @@ def hosts(
         rollout or RolloutConfig(group_size=4, max_new_tokens=32, max_prompt_tokens=512),
         algorithm or AlgorithmConfig(),
         trainer or TrainerConfig(lr=1e-3, microbatch_tokens=1024),
+        engine,
+        consistency,
     )
     try:
         yield pair

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -85,7 +84,8 @@ def run_operation(decoder: Decoder, name: str, trace: Trace) -> Tensor:
         case "gate_proj" | "up_proj":
             return getattr(layer.mlp, op)(at("post_attention_layernorm"))
         case _:
-            return cast(DenseMlp, layer.mlp).down_proj(F.silu(at("gate_proj")) * at("up_proj"))
+            mlp = cast(DenseMlp, layer.mlp)
+            return mlp.down_proj(mlp.ops.silu(at("gate_proj")) * at("up_proj"))
 
 
 def quantizer_inputs(decoder: Decoder) -> Iterator[tuple[str, str, Callable[[Trace], Tensor]]]:
@@ -109,7 +109,9 @@ def quantizer_inputs(decoder: Decoder) -> Iterator[tuple[str, str, Callable[[Tra
             )
             sites["down_proj"] = (
                 "mlp.down_proj",
-                lambda t, p=prefix: F.silu(t[f"{p}gate_proj"]) * t[f"{p}up_proj"],
+                lambda t, p=prefix, silu=layer.mlp.ops.silu: (
+                    silu(t[f"{p}gate_proj"]) * t[f"{p}up_proj"]
+                ),
             )
         for site, (module, read) in sites.items():
             yield prefix + site, f"model.{prefix}{module}", read

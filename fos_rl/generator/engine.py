@@ -239,6 +239,7 @@ def _build_engine(
         dtype=spec.precision.compute_dtype,
         max_model_len=rollout.max_prompt_tokens + rollout.max_new_tokens,
         max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         # The CPU build's blocks of 128 tokens would share no prompt shorter than that.
         block_size=32 if device == "cpu" else None,
         kv_cache_memory_bytes=int(config.kv_cache_gib * (1 << 30)),

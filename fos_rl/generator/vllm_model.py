@@ -1,4 +1,4 @@
-"""The shared decoder as a vLLM model: only the inner attention is vLLM's own."""
+"""The shared decoder as a vLLM model: only the inner attention is vLLM's own, in fast mode."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -10,9 +10,10 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.registry import ModelRegistry
 
+from fos_rl.generator.exact_attention import ExactAttentionBackend
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights
-from fos_rl.spec import Architecture, ModelSpec
+from fos_rl.spec import ModelSpec
 
 ARCHITECTURE = "FosRLForCausalLM"
 SPEC_KEY = "fos_rl_spec"
@@ -21,8 +22,9 @@ SPEC_KEY = "fos_rl_spec"
 class PagedAttention(nn.Module):
     """vLLM's attention over its paged key-value cache, called as the decoder calls it."""
 
-    def __init__(self, architecture: Architecture, vllm_config: VllmConfig, prefix: str) -> None:
+    def __init__(self, spec: ModelSpec, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
+        architecture = spec.architecture
         self.head_dim = architecture.head_dim
         # vLLM finds the layer's cache by this prefix.
         self.attn = Attention(
@@ -32,6 +34,7 @@ class PagedAttention(nn.Module):
             num_kv_heads=architecture.num_kv_heads,
             cache_config=vllm_config.cache_config,
             prefix=prefix,
+            attn_backend=ExactAttentionBackend if spec.consistency == "exact" else None,
         )
 
     def forward(
@@ -55,7 +58,7 @@ class FosRLForCausalLM(nn.Module):
         self.decoder = build_decoder(
             spec,
             lambda layer: PagedAttention(
-                spec.architecture, vllm_config, f"{prefix}layers.{layer}.self_attn.attn"
+                spec, vllm_config, f"{prefix}layers.{layer}.self_attn.attn"
             ),
         )
 

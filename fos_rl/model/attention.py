@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fos_rl.exact.attention import paged_attention
+from fos_rl.exact.autograd import ordinary_backward
 from fos_rl.model.decoder import AttentionFactory
+from fos_rl.spec import Consistency
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -33,6 +36,7 @@ class PackedSequences:
         again before its backward when activations are recomputed."""
         self.lengths = list(lengths)
         self._on_device: dict[torch.device, Tensor] = {}
+        self._tables: dict[torch.device, Tensor] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -49,15 +53,27 @@ class PackedSequences:
             self._on_device[device] = torch.tensor(bounds, dtype=torch.int32, device=device)
         return self._on_device[device]
 
+    def token_table(self, device: torch.device) -> Int[Tensor, "sequences longest"]:
+        """int32 packed index of each sequence's j-th token, copied to a device once; what follows
+        a sequence's last token has no meaning."""
+        if device not in self._tables:
+            starts = self.cu_seqlens(device)[:-1, None]
+            steps = torch.arange(self.max_length, dtype=torch.int32, device=device)
+            self._tables[device] = starts + steps
+        return self._tables[device]
+
     def positions(self, device: torch.device) -> Int[Tensor, " tokens"]:
         """int64 position of each token in its own sequence."""
         parts = [torch.arange(length, device="cpu") for length in self.lengths]
         return torch.cat(parts or [torch.zeros(0, dtype=torch.int64, device="cpu")]).to(device)
 
 
-def packed_attention(sequences: PackedSequences) -> AttentionFactory:
+def packed_attention(
+    sequences: PackedSequences, consistency: Consistency = "fast"
+) -> AttentionFactory:
     """The attention factory of a trainer: `Decoder(spec, packed_attention(sequences))`."""
-    return lambda layer: PackedAttention(sequences)
+    attention = ExactPackedAttention if consistency == "exact" else PackedAttention
+    return lambda layer: attention(sequences)
 
 
 class PackedAttention(nn.Module):
@@ -87,6 +103,31 @@ class PackedAttention(nn.Module):
         lengths = self.sequences.lengths
         parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
         return torch.cat([causal_attention(*part) for part in parts])
+
+
+class ExactPackedAttention(PackedAttention):
+    """`PackedAttention` whose forward is the very function that the generator calls over its paged
+    cache: packed keys and values are a cache with blocks of one token."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "tokens heads head_dim"],
+        k: Float[Tensor, "tokens kv_heads head_dim"],
+        v: Float[Tensor, "tokens kv_heads head_dim"],
+    ) -> Float[Tensor, "tokens heads head_dim"]:
+        return ordinary_backward(self._paged, super().forward, q, k, v)
+
+    def _paged(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bounds = self.sequences.cu_seqlens(q.device)
+        return paged_attention(
+            q,
+            k[:, None],
+            v[:, None],
+            self.sequences.token_table(q.device),
+            bounds,
+            bounds.diff(),
+            self.sequences.max_length,
+        )
 
 
 def causal_attention(

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fos_rl.model.decoder import AttentionFactory, Decoder
-from fos_rl.model.moe import Experts, grouped_linear
+from fos_rl.model.moe import Experts
 from fos_rl.quant import (
     MXFP8Recipe,
     NVFP4Recipe,
@@ -45,6 +44,7 @@ def build_decoder(
         return decoder
     recipe = quantizer_recipe(precision)
     mode = resolve_backward(backward, recipe.row_scaled_activation)
+    gemm: Gemm = "fixed_tile" if spec.consistency == "exact" else precision.gemm
     chosen = _chosen_layers(decoder, precision, spec.architecture.num_layers)
     for name, module in list(decoder.named_modules()):
         if isinstance(module, Experts):
@@ -52,12 +52,12 @@ def build_decoder(
             for projection in quantized:
                 _check(f"{name}.{projection}", getattr(module, projection), recipe, mode)
             if quantized:
-                replacement = QuantizedExperts(module, quantized, recipe, precision.gemm, mode)
+                replacement = QuantizedExperts(module, quantized, recipe, gemm, mode)
                 decoder.set_submodule(name, replacement)
         elif name in chosen:
             assert isinstance(module, nn.Linear)
             _check(name, module.weight, recipe, mode)
-            decoder.set_submodule(name, QuantizedLinear(module, recipe, precision.gemm, mode))
+            decoder.set_submodule(name, QuantizedLinear(module, recipe, gemm, mode))
     return decoder
 
 
@@ -161,6 +161,7 @@ class QuantizedExperts(Experts, PreparedWeights):
         backward: Backward,
     ) -> None:
         PreparedWeights.__init__(self)
+        self.ops = experts.ops
         self.gate_proj = experts.gate_proj
         self.up_proj = experts.up_proj
         self.down_proj = experts.down_proj
@@ -177,12 +178,12 @@ class QuantizedExperts(Experts, PreparedWeights):
     ) -> Float[Tensor, "rows hidden"]:
         gate = self._multiply("gate_proj", rows, ends)
         up = self._multiply("up_proj", rows, ends)
-        return self._multiply("down_proj", F.silu(gate) * up, ends)
+        return self._multiply("down_proj", self.ops.silu(gate) * up, ends)
 
     def _multiply(self, name: str, rows: Tensor, ends: Tensor) -> Tensor:
         weight = getattr(self, name)
         if name not in self.projections:
-            return grouped_linear(rows, weight, ends)
+            return self.ops.grouped_linear(rows, weight, ends)
         return quantized_grouped_mm(
             rows,
             weight,

@@ -13,11 +13,11 @@ stay in fp32.
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fos_rl.model.moe import SparseMlp
+from fos_rl.model.ops import OPS, Ops
 from fos_rl.model.rope import RotaryTable, rotate
 from fos_rl.model.uninitialized import embedding, linear
 from fos_rl.spec import Architecture, ModelSpec
@@ -36,10 +36,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         architecture = spec.architecture
-        self.model = Backbone(architecture, attention)
+        self.ops = ops = OPS[spec.consistency]
+        self.model = Backbone(architecture, attention, ops)
         self.lm_head: nn.Linear | None = None
         if not architecture.tie_word_embeddings:
-            self.lm_head = linear(architecture.hidden_size, architecture.vocab_size, bias=False)
+            self.lm_head = linear(
+                ops, architecture.hidden_size, architecture.vocab_size, bias=False
+            )
 
     def embed(self, token_ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
         """Input embeddings, in the parameters' dtype."""
@@ -62,7 +65,7 @@ class Decoder(nn.Module):
         Call it on the rows that are needed, a chunk at a time: nothing else in the decoder is as
         large.
         """
-        return fp32_matmul(hidden, self.head_weight)
+        return self.ops.logits(hidden, self.head_weight)
 
     @property
     def head_weight(self) -> Float[Tensor, "vocab hidden"]:
@@ -74,13 +77,14 @@ class Decoder(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers and final norm."""
 
-    def __init__(self, architecture: Architecture, attention: AttentionFactory) -> None:
+    def __init__(self, architecture: Architecture, attention: AttentionFactory, ops: Ops) -> None:
         super().__init__()
         self.embed_tokens = embedding(architecture.vocab_size, architecture.hidden_size)
         self.layers = nn.ModuleList(
-            Layer(architecture, layer, attention(layer)) for layer in range(architecture.num_layers)
+            Layer(architecture, layer, attention(layer), ops)
+            for layer in range(architecture.num_layers)
         )
-        self.norm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        self.norm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps, ops)
         self.rotary = RotaryTable(architecture)
 
     def forward(
@@ -95,14 +99,16 @@ class Backbone(nn.Module):
 class Layer(nn.Module):
     """hidden + attention(norm(hidden)), then the same with the MLP."""
 
-    def __init__(self, architecture: Architecture, layer: int, attention: nn.Module) -> None:
+    def __init__(
+        self, architecture: Architecture, layer: int, attention: nn.Module, ops: Ops
+    ) -> None:
         super().__init__()
         width, eps = architecture.hidden_size, architecture.rms_norm_eps
-        self.input_layernorm = RMSNorm(width, eps)
-        self.self_attn = SelfAttention(architecture, attention)
-        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.input_layernorm = RMSNorm(width, eps, ops)
+        self.self_attn = SelfAttention(architecture, attention, ops)
+        self.post_attention_layernorm = RMSNorm(width, eps, ops)
         is_moe = architecture.is_moe_layer(layer)
-        self.mlp = SparseMlp(architecture) if is_moe else DenseMlp(architecture)
+        self.mlp = (SparseMlp if is_moe else DenseMlp)(architecture, ops)
 
     def forward(
         self,
@@ -119,20 +125,20 @@ class SelfAttention(nn.Module):
     Head counts follow from the projections' widths, so a shard of the heads needs no other code.
     """
 
-    def __init__(self, architecture: Architecture, attention: nn.Module) -> None:
+    def __init__(self, architecture: Architecture, attention: nn.Module, ops: Ops) -> None:
         super().__init__()
         self.head_dim = head_dim = architecture.head_dim
         width, bias = architecture.hidden_size, architecture.attention_bias
         q_width = architecture.num_heads * head_dim
         kv_width = architecture.num_kv_heads * head_dim
-        self.q_proj = linear(width, q_width, bias=bias)
-        self.k_proj = linear(width, kv_width, bias=bias)
-        self.v_proj = linear(width, kv_width, bias=bias)
-        self.o_proj = linear(q_width, width, bias=bias)
+        self.q_proj = linear(ops, width, q_width, bias=bias)
+        self.k_proj = linear(ops, width, kv_width, bias=bias)
+        self.v_proj = linear(ops, width, kv_width, bias=bias)
+        self.o_proj = linear(ops, q_width, width, bias=bias)
         self.qk_norm = architecture.qk_norm
         if self.qk_norm:
-            self.q_norm = RMSNorm(head_dim, architecture.rms_norm_eps)
-            self.k_norm = RMSNorm(head_dim, architecture.rms_norm_eps)
+            self.q_norm = RMSNorm(head_dim, architecture.rms_norm_eps, ops)
+            self.k_norm = RMSNorm(head_dim, architecture.rms_norm_eps, ops)
         self.inner = attention
 
     def forward(
@@ -152,56 +158,28 @@ class SelfAttention(nn.Module):
 class DenseMlp(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, ops: Ops) -> None:
         super().__init__()
+        self.ops = ops
         width, inner = architecture.hidden_size, architecture.intermediate_size
-        self.gate_proj = linear(width, inner, bias=architecture.mlp_bias)
-        self.up_proj = linear(width, inner, bias=architecture.mlp_bias)
-        self.down_proj = linear(inner, width, bias=architecture.mlp_bias)
+        self.gate_proj = linear(ops, width, inner, bias=architecture.mlp_bias)
+        self.up_proj = linear(ops, width, inner, bias=architecture.mlp_bias)
+        self.down_proj = linear(ops, inner, width, bias=architecture.mlp_bias)
 
     def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.down_proj(self.ops.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x ** 2) + eps) * weight over the last dim, in fp32, rounded once."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, ops: Ops) -> None:
         super().__init__()
+        self.ops = ops
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        scale = torch.rsqrt(self.ops.mean_square(wide) + self.eps)
         return (wide * scale * self.weight.float()).to(x.dtype)
-
-
-def fp32_matmul(
-    rows: Float[Tensor, "rows hidden"], weight: Float[Tensor, "vocab hidden"]
-) -> Float[Tensor, "rows vocab"]:
-    """rows @ weight.T with fp32 accumulation and fp32 output, whatever the operands' dtype.
-
-    A product of two bf16 numbers is exact in fp32, so both branches sum the same terms.
-    """
-    if rows.is_cuda and rows.dtype == torch.bfloat16:
-        return _Bf16MatmulFp32Out.apply(rows, weight)
-    return F.linear(rows.float(), weight.float())
-
-
-class _Bf16MatmulFp32Out(torch.autograd.Function):
-    """bf16 tensor-core matmul whose fp32 accumulator is returned unrounded.
-
-    Backward rounds the incoming fp32 gradient to bf16 once and runs two bf16 matmuls.
-    """
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        return torch.mm(rows, weight.T, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
-        rows, weight = ctx.saved_tensors
-        grad = grad.to(rows.dtype)
-        return grad @ weight, grad.T @ rows

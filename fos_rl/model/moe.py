@@ -1,10 +1,10 @@
 """Routed experts: choose, sort by expert, multiply, un-sort, combine; none waits for the host."""
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fos_rl.model.ops import Ops
 from fos_rl.model.uninitialized import linear
 from fos_rl.spec import Architecture
 
@@ -15,13 +15,17 @@ class SparseMlp(nn.Module):
     Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, ops: Ops) -> None:
         super().__init__()
+        self.ops = ops
         self.num_experts_per_token = architecture.num_experts_per_token
         self.norm_topk_prob = architecture.norm_topk_prob
-        self.gate = linear(architecture.hidden_size, architecture.num_experts, bias=False)
+        self.gate = linear(ops, architecture.hidden_size, architecture.num_experts, bias=False)
         self.experts = Experts(
-            architecture.num_experts, architecture.hidden_size, architecture.moe_intermediate_size
+            ops,
+            architecture.num_experts,
+            architecture.hidden_size,
+            architecture.moe_intermediate_size,
         )
 
     def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
@@ -30,6 +34,7 @@ class SparseMlp(nn.Module):
             self.gate.weight,
             num_experts_per_token=self.num_experts_per_token,
             norm_topk_prob=self.norm_topk_prob,
+            ops=self.ops,
         )
         sorted_experts, order = chosen.flatten().sort(stable=True)
         places = torch.arange(order.numel(), device=order.device)
@@ -47,8 +52,11 @@ class Experts(nn.Module):
     Row i belongs to the expert e with ends[e - 1] <= i < ends[e].
     """
 
-    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(
+        self, ops: Ops, num_experts: int, hidden_size: int, intermediate_size: int
+    ) -> None:
         super().__init__()
+        self.ops = ops
         in_shape = (num_experts, intermediate_size, hidden_size)
         self.gate_proj = nn.Parameter(torch.empty(in_shape))
         self.up_proj = nn.Parameter(torch.empty(in_shape))
@@ -57,9 +65,9 @@ class Experts(nn.Module):
     def forward(
         self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
     ) -> Float[Tensor, "rows hidden"]:
-        gate = grouped_linear(rows, self.gate_proj, ends)
-        up = grouped_linear(rows, self.up_proj, ends)
-        return grouped_linear(F.silu(gate) * up, self.down_proj, ends)
+        gate = self.ops.grouped_linear(rows, self.gate_proj, ends)
+        up = self.ops.grouped_linear(rows, self.up_proj, ends)
+        return self.ops.grouped_linear(self.ops.silu(gate) * up, self.down_proj, ends)
 
 
 def route(
@@ -68,17 +76,18 @@ def route(
     *,
     num_experts_per_token: int,
     norm_topk_prob: bool,
+    ops: Ops,
 ) -> tuple[Int[Tensor, "tokens k"], Float[Tensor, "tokens k"]]:
     """Each token's experts, best first, and their gates (fp32).
 
     Matmul and softmax are in fp32: a rounded router logit flips experts between the hosts, the
     largest log-prob difference a bf16 mixture of experts shows. Ties go to the lower expert.
     """
-    logits = F.linear(hidden.float(), router_weight.float())  # [tokens, experts]
+    logits = ops.router_logits(hidden, router_weight)  # [tokens, experts]
     probs, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     gates = probs[:, :num_experts_per_token]
     if norm_topk_prob:
-        gates = gates / gates.sum(dim=-1, keepdim=True)
+        gates = gates / ops.sum_last(gates)
     return experts[:, :num_experts_per_token], gates
 
 
@@ -94,40 +103,6 @@ def combine(
     for j in range(1, weighted.shape[1]):
         total = total + weighted[:, j]
     return total.to(rows.dtype)
-
-
-def grouped_linear(
-    rows: Float[Tensor, "rows in_features"],
-    weight: Float[Tensor, "experts out_features in_features"],
-    ends: Int[Tensor, " experts"],
-) -> Float[Tensor, "rows out_features"]:
-    """rows @ weight[e].T for each row's expert e: fp32 accumulation, one rounding to rows.dtype."""
-    if rows.shape[0] == 0:
-        return rows @ weight[0].T
-    if not rows.is_cuda:
-        return _grouped_linear_by_expert(rows, weight, ends)
-    if rows.dtype == torch.bfloat16:
-        return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
-    return _grouped_linear_masked(rows, weight, ends)
-
-
-def _grouped_linear_by_expert(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-    parts = zip(rows.split(sizes), weight.unbind(), strict=True)
-    return torch.cat([F.linear(part, expert) for part, expert in parts])
-
-
-def _grouped_linear_masked(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Every expert over every row, keeping its own: fp32 on CUDA has no grouped kernel, and
-    splitting by `ends` would wait for the host, which a CUDA graph cannot record."""
-    index = torch.arange(rows.shape[0], device=rows.device)
-    out = rows.new_zeros(rows.shape[0], weight.shape[1])
-    start = ends.new_zeros(())
-    for expert, end in zip(weight.unbind(), ends.unbind(), strict=True):
-        own = (index >= start) & (index < end)
-        out = torch.where(own[:, None], F.linear(rows, expert), out)
-        start = end
-    return out
 
 
 class _Gather(torch.autograd.Function):

@@ -6,11 +6,15 @@ torch's own constructors draw random values first, seconds for a model that is t
 import torch
 from torch import nn
 
+from fos_rl.model.ops import Linear, Ops
 
-def linear(in_features: int, out_features: int, *, bias: bool) -> nn.Linear:
-    """`nn.Linear(in_features, out_features)` with unset weights."""
+
+def linear(ops: Ops, in_features: int, out_features: int, *, bias: bool) -> Linear:
+    """`Linear(ops, in_features, out_features)` with unset weights."""
     device = torch.empty(0).device
-    return nn.Linear(in_features, out_features, bias=bias, device="meta").to_empty(device=device)
+    with torch.device("meta"):
+        module = Linear(ops, in_features, out_features, bias=bias)
+    return module.to_empty(device=device)
 
 
 def embedding(num_embeddings: int, width: int) -> nn.Embedding:

@@ -1,9 +1,10 @@
-"""The GEMM of two quantized matrices: raw fp32 products, one epilogue, two ways to multiply.
+"""The GEMM of two quantized matrices: raw fp32 products, one epilogue, three ways to multiply.
 
 "emulated" multiplies exact operands: E2M1 * E4M3 (and E4M3 * E8M0) has few enough bits to be exact
 in bf16, so what is multiplied is what the tensor core of "native" sees, and only the order of the
 fp32 additions is open. Dequantizing to bf16 first would round the operands and change half of the
-outputs.
+outputs. "fixed_tile" multiplies the same operands and adds in an order that does not depend on the
+number of rows (`fos_rl.exact`); a backward takes "emulated" for it.
 
 The output is rounded once, after the global scales and the bias.
 """
@@ -15,13 +16,14 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
+from fos_rl.exact.matmul import fixed_tile_mm
 from fos_rl.kernels import ops
 from fos_rl.quant.backend import takes_fused_epilogue
 from fos_rl.quant.blocks import check_choice
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
 from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand
 
-Gemm = Literal["emulated", "native"]
+Gemm = Literal["emulated", "native", "fixed_tile"]
 QuantizedTensor = NVFP4Tensor | MXFP8Tensor
 NATIVE_CAPABILITIES = ((10, 0), (10, 3))
 # On x86 an sgemm of very few rows takes another path, which would make a row depend on its batch.
@@ -31,7 +33,7 @@ _MIN_CPU_ROWS = 16
 def check_gemm(gemm: Gemm, device: torch.device) -> None:
     """Raise unless gemm can run on device; RuntimeError carries the reason."""
     check_choice("gemm", gemm, get_args(Gemm))
-    if gemm == "emulated":
+    if gemm != "native":
         return
     if device.type != "cuda":
         raise RuntimeError(
@@ -45,8 +47,13 @@ def check_gemm(gemm: Gemm, device: torch.device) -> None:
         )
 
 
+def backward_gemm(gemm: Gemm) -> Gemm:
+    """What multiplies gradients: they are computed once, on one host, so any order will do."""
+    return "emulated" if gemm == "fixed_tile" else gemm
+
+
 def gemm_operand(t: QuantizedTensor) -> Float[Tensor, "*stack rows cols"]:
-    """Return what the emulated GEMM multiplies: exact, fp32 on the CPU and bf16 on CUDA.
+    """Return what the other GEMMs than "native" multiply: exact, fp32 on the CPU and bf16 on CUDA.
 
     An MXFP8 element below 2^-133 is not exact in bf16.
     """
@@ -81,7 +88,9 @@ def raw_gemm(
     if gemm == "native":
         return _native_gemm(a, b)
     a_operand = gemm_operand(a) if a_operand is None else a_operand
-    return fp32_mm(a_operand, gemm_operand(b) if b_operand is None else b_operand)
+    b_operand = gemm_operand(b) if b_operand is None else b_operand
+    multiply = fixed_tile_mm if gemm == "fixed_tile" else fp32_mm
+    return multiply(a_operand, b_operand)
 
 
 def apply_global_scales(

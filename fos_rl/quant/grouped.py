@@ -8,10 +8,12 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fos_rl.exact.matmul import fixed_tile_grouped_mm
 from fos_rl.quant.gemm import (
     Gemm,
     QuantizedTensor,
     apply_global_scales,
+    backward_gemm,
     check_gemm,
     gemm_operand,
     raw_gemm,
@@ -121,6 +123,8 @@ def _grouped_sums(
                 sums[start:end] = raw_gemm(rows, _part(w, expert), gemm)
         return sums
     w_operand = gemm_operand(w) if prepared.operand is None else prepared.operand
+    if gemm == "fixed_tile":
+        return fixed_tile_grouped_mm(gemm_operand(x), w_operand, offs)
     if x.device.type == "cpu":
         return looped_sums(gemm_operand(x), w_operand, offs.tolist())
     return blocked_sums(gemm_operand(x), w_operand, offs, group)
@@ -161,7 +165,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         kept_w = kept_w if for_dgrad else None
         ctx.save_for_backward(offs, *kept_x, *tensors_of(kept_w))
         ctx.num_x = len(kept_x)
-        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, call.gemm
+        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, backward_gemm(call.gemm)
         ctx.x_shape, ctx.w_shape = x.shape, weight.shape
         ctx.dtypes = x.dtype, weight.dtype
         return out.to(x.dtype)

@@ -20,7 +20,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from fos_rl.quant.gemm import Gemm, QuantizedTensor, check_gemm, quantized_gemm
+from fos_rl.quant.gemm import (
+    Gemm,
+    QuantizedTensor,
+    backward_gemm,
+    check_gemm,
+    quantized_gemm,
+)
 from fos_rl.quant.mxfp8 import MXFP8Tensor
 from fos_rl.quant.nvfp4 import NVFP4Tensor
 from fos_rl.quant.recipes import (
@@ -157,10 +163,10 @@ class _QuantizedMatmul(torch.autograd.Function):
     ) -> Tensor:
         recipe, prepared = call.recipe, call.prepared
         x_operand = None
-        if call.gemm == "emulated":
-            quantized_x, x_operand = recipe.activation_and_operand(x)
-        else:
+        if call.gemm == "native":
             quantized_x = recipe.activation(x)
+        else:
+            quantized_x, x_operand = recipe.activation_and_operand(x)
         out = quantized_gemm(
             quantized_x,
             prepared.rowwise,
@@ -191,7 +197,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         saved_x = tensors_of(kept_x)
         ctx.save_for_backward(*saved_x, *tensors_of(kept_w))
         ctx.num_x = len(saved_x)
-        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, call.gemm
+        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, backward_gemm(call.gemm)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         return out
 

@@ -51,7 +51,7 @@ class GrpoTrainer:
         self._sequences = PackedSequences()
         with torch.device(device):
             self.decoder = build_decoder(
-                spec, packed_attention(self._sequences), config.backward_override
+                spec, packed_attention(self._sequences, spec.consistency), config.backward_override
             )
         # The masters start from the file's own precision, before the working copy is rounded.
         self.decoder.to(torch.float32)

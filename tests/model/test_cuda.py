@@ -4,9 +4,9 @@ import pytest
 import torch
 from decoders import FAMILIES, random_samples, tiny
 
-from fos_rl.model import attention, moe
+from fos_rl.model import attention, matmul
 from fos_rl.model.attention import PackedAttention, PackedSequences
-from fos_rl.model.decoder import fp32_matmul
+from fos_rl.model.matmul import fp32_matmul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,8 +113,8 @@ def test_grouped_kernel_equals_the_loop(sizes):
     rows = torch.randn(sum(sizes), 64, generator=generator).to(torch.bfloat16)
     weight = torch.randn(4, 32, 64, generator=generator).to(torch.bfloat16)
     ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
-    want = moe.grouped_linear(rows.float(), weight.float(), ends)
-    got = moe.grouped_linear(rows.cuda(), weight.cuda(), ends.cuda()).float().cpu()
+    want = matmul.grouped_linear(rows.float(), weight.float(), ends)
+    got = matmul.grouped_linear(rows.cuda(), weight.cuda(), ends.cuda()).float().cpu()
     # One rounding to bf16 of fp32 sums.
     torch.testing.assert_close(got, want, rtol=2**-8, atol=1e-4)
 
@@ -123,7 +123,7 @@ def test_no_rows_on_cuda():
     rows = torch.zeros(0, 64, device="cuda", dtype=torch.bfloat16)
     weight = torch.zeros(4, 32, 64, device="cuda", dtype=torch.bfloat16)
     ends = torch.zeros(4, device="cuda", dtype=torch.int32)
-    assert moe.grouped_linear(rows, weight, ends).shape == (0, 32)
+    assert matmul.grouped_linear(rows, weight, ends).shape == (0, 32)
 
 
 def test_bf16_logits_leave_the_tensor_core_in_fp32():

@@ -5,15 +5,17 @@ import torch
 import torch.nn.functional as F
 from decoders import tiny
 
-from fos_rl.model import moe
-from fos_rl.model.moe import SparseMlp, grouped_linear, route
+from fos_rl.model import matmul
+from fos_rl.model.matmul import grouped_linear
+from fos_rl.model.moe import SparseMlp, route
+from fos_rl.model.ops import FAST
 from fos_rl.spec import Architecture
 
 
 def layer(**changes: object) -> SparseMlp:
     architecture = tiny("qwen3_moe").spec.architecture.model_copy(update=changes)
     assert isinstance(architecture, Architecture)
-    mlp = SparseMlp(architecture)
+    mlp = SparseMlp(architecture, FAST)
     generator = torch.Generator().manual_seed(0)
     for parameter in mlp.parameters():
         with torch.no_grad():
@@ -69,7 +71,7 @@ def test_ties_go_to_the_lower_expert():
     hidden = torch.ones(2, 4)
     weight = torch.zeros(6, 4)
     weight[4] = 1.0
-    chosen, gates = route(hidden, weight, num_experts_per_token=3, norm_topk_prob=True)
+    chosen, gates = route(hidden, weight, num_experts_per_token=3, norm_topk_prob=True, ops=FAST)
     assert chosen.tolist() == [[4, 0, 1]] * 2
     torch.testing.assert_close(gates.sum(dim=-1), torch.ones(2))
 
@@ -78,7 +80,7 @@ def test_routing_is_decided_in_fp32():
     """Two bf16 experts whose logits differ by less than bf16 can hold."""
     hidden = torch.tensor([[1.0, 2**-9]], dtype=torch.bfloat16)
     weight = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.bfloat16)
-    chosen, _ = route(hidden, weight, num_experts_per_token=1, norm_topk_prob=False)
+    chosen, _ = route(hidden, weight, num_experts_per_token=1, norm_topk_prob=False, ops=FAST)
     assert chosen.tolist() == [[1]]
 
 
@@ -104,6 +106,6 @@ def test_both_ways_to_multiply_groups_agree(sizes):
     # Sums of 16 products of size 1 in fp32.
     for got in (
         grouped_linear(rows, weight, ends),
-        moe._grouped_linear_masked(rows, weight, ends),
+        matmul._grouped_linear_masked(rows, weight, ends),
     ):
         torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
