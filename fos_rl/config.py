@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from fos_rl.spec import Bf16, Consistency, Frozen, Precision
+from fos_rl.spec import Bf16, Consistency, Frozen, Precision, check_consistency
 
 Positive = Annotated[int, Field(gt=0)]
 
@@ -28,6 +28,11 @@ class ModelConfig(Frozen):
     consistency: Consistency = "fast"
     """fast: each host computes as fast as it can, and sums round differently. exact: trainer and
     generator give a token's log-prob the same bits, whatever else is in the batch; slower."""
+
+    @model_validator(mode="after")
+    def _consistency_is_possible(self) -> Self:
+        check_consistency(self.consistency, self.precision)
+        return self
 
 
 class ArithmeticData(Frozen):
@@ -233,6 +238,17 @@ class RunConfig(Frozen):
                 "each row, which cannot leave the weight gradient's sum over rows; use "
                 "'high_precision' or 'dequantized', or set model.precision.row_scaled_activation = "
                 "false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _exact_hosts_are_alike(self) -> Self:
+        ours, theirs = self.trainer.num_threads, self.generator.num_threads
+        if self.model.consistency == "exact" and ours != theirs:
+            raise ValueError(
+                f"trainer.num_threads = {ours}, generator.num_threads = {theirs} with "
+                "model.consistency = 'exact': a CPU may split a product, and its sums, by the number "
+                "of threads; give both the same, or leave both out"
             )
         return self
 

@@ -26,6 +26,14 @@ IMPOSSIBLE = {
     "'nvfp4_four_over_six'",
     "row_scaled_activation, weight_block with recipe = 'mxfp8'": "it has one scale for 32 elements "
     "and no amax above it; leave them out",
+    "consistency = 'exact' with row_scaled_activation = false": "a token's codes depend on the "
+    "others of its batch; use true, or consistency = 'fast'",
+    "consistency = 'exact' with gemm = 'native'": "the order of additions depends on the number of "
+    "tokens; use 'emulated'",
+    "consistency = 'exact' with different num_threads of trainer and generator": "a CPU may split "
+    "a product, and its sums, by threads; give both the same",
+    "consistency = 'exact' with one host on a CPU and one on a GPU": "they add in other orders; "
+    "put both on the same kind",
 }
 
 

@@ -6,9 +6,9 @@ belongs to the trainer's or the generator's own settings.
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class Frozen(BaseModel):
@@ -139,6 +139,24 @@ Precision = Annotated[
 Consistency = Literal["fast", "exact"]
 
 
+def check_consistency(consistency: Consistency, precision: Precision) -> None:
+    """ValueError where a recipe cannot give a token the same bits in every batch."""
+    if consistency == "fast" or isinstance(precision, Bf16):
+        return
+    if precision.gemm == "native":
+        raise ValueError(
+            "model.precision.gemm = 'native' with model.consistency = 'exact': the library picks a "
+            "kernel, and with it the order of additions, by the number of tokens; set gemm = "
+            "'emulated', which multiplies the same operands"
+        )
+    if isinstance(precision, Nvfp4) and not precision.row_scaled_activation:
+        raise ValueError(
+            "model.precision.row_scaled_activation = false with model.consistency = 'exact': one "
+            "amax covers all tokens of a GEMM, so a token's codes depend on the others of its "
+            "batch; set it to true, or consistency to 'fast'"
+        )
+
+
 class ModelSpec(Frozen):
     """Architecture plus precision recipe: what both hosts must agree on, field by field."""
 
@@ -147,6 +165,11 @@ class ModelSpec(Frozen):
     consistency: Consistency = "fast"
     """fast: each host computes as fast as it can, and sums round differently; exact: a token's
     log-prob has the same bits on both."""
+
+    @model_validator(mode="after")
+    def _consistency_is_possible(self) -> Self:
+        check_consistency(self.consistency, self.precision)
+        return self
 
     def contract(self) -> dict[str, object]:
         """Every field that can change a log-prob, by dotted name.

@@ -15,11 +15,12 @@ from fos_rl.model import tiny
 
 ROOT = Path(__file__).parent.parent
 FOUR_OVER_SIX = {"recipe": "nvfp4_four_over_six"}
+EXACT = {"consistency": "exact"}
 
 
-def plan(precision: dict[str, Any], path: str = "random:qwen3", **trainer: Any) -> list[str]:
+def plan(precision: dict[str, Any], consistency: str = "fast", **trainer: Any) -> list[str]:
     tree = {
-        "model": {"path": path, "precision": precision},
+        "model": {"path": "random:qwen3", "precision": precision, "consistency": consistency},
         "data": {"type": "vowels"},
         "trainer": {"num_gpus": 0, **trainer},
         "generator": {"num_gpus": 0},
@@ -49,6 +50,18 @@ MISTAKES: list[tuple[dict[str, int], tuple[dict[str, Any], dict[str, Any]], list
     ({}, ({**FOUR_OVER_SIX, "gemm": "native"}, {}), ["gemm = 'native'", "is cpu", "'emulated'"]),
     ({}, ({"recipe": "nvfp4", "err_mode": "mse"}, {}), ["err_mode", "unknown key"]),
     ({}, ({"recipe": "mxfp8", "weight_block": "1x16"}, {}), ["weight_block", "unknown key"]),
+    (
+        {},
+        ({"recipe": "nvfp4", "row_scaled_activation": False}, EXACT),
+        ["row_scaled_activation = false", "'exact'", "set it to true"],
+    ),
+    ({}, ({"recipe": "mxfp8", "gemm": "native"}, EXACT), ["gemm = 'native'", "'exact'"]),
+    (
+        {},
+        ({"recipe": "bf16"}, {**EXACT, "num_threads": 2}),
+        ["trainer.num_threads = 2, generator.num_threads = None", "both the same"],
+    ),
+    ({}, ({"recipe": "bf16"}, {**EXACT, "num_gpus": 1}), ["same kind"]),
 ]
 
 
@@ -62,6 +75,7 @@ def test_every_listed_combination_is_refused(
 ) -> None:
     widths, (precision, trainer), words = mistake
     monkeypatch.setattr(tiny, "_COMMON", {**tiny._COMMON, **widths})
+    monkeypatch.setattr(launch, "count_gpus", lambda config: config.trainer.num_gpus)
     with pytest.raises(ValueError, match=r".") as error:
         plan(precision, **trainer)
     for word in words:

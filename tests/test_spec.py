@@ -11,6 +11,7 @@ from fos_rl.model.hf import parse_architecture
 from fos_rl.model.tiny import tiny_config
 from fos_rl.spec import (
     Bf16,
+    Consistency,
     FourOverSix,
     ModelSpec,
     Mxfp8,
@@ -43,8 +44,8 @@ FIELDS = [
 ]
 
 
-def spec(precision: Any) -> ModelSpec:
-    return ModelSpec(architecture=ARCHITECTURE, precision=precision)
+def spec(precision: Any, consistency: Consistency = "fast") -> ModelSpec:
+    return ModelSpec(architecture=ARCHITECTURE, precision=precision, consistency=consistency)
 
 
 @pytest.mark.parametrize(("recipe", "field"), FIELDS)
@@ -68,6 +69,23 @@ def test_all_pairs_of_recipes_differ() -> None:
         "precision.err_mode: None != 'mse'",
         "precision.recipe: 'nvfp4' != 'nvfp4_four_over_six'",
     ]
+
+
+def test_consistency_is_in_the_contract() -> None:
+    ours, theirs = spec(Bf16()), spec(Bf16(), "exact")
+    assert contract_difference(ours.contract(), theirs.contract()) == [
+        "consistency: 'fast' != 'exact'"
+    ]
+
+
+def test_exact_refuses_what_depends_on_the_batch() -> None:
+    for wrong, word in (
+        (Mxfp8(gemm="native"), "gemm"),
+        (FourOverSix(row_scaled_activation=False), "row_scaled_activation"),
+    ):
+        assert spec(wrong).consistency == "fast"
+        with pytest.raises(ValueError, match=f"model.precision.{word}.*'exact'"):
+            spec(wrong, "exact")
 
 
 def test_every_architecture_field_is_in_the_contract() -> None:

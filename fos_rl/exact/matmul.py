@@ -1,5 +1,7 @@
 """Products in tiles of a fixed number of rows: more rows are more tiles, never another shape."""
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float32, Int32
@@ -59,25 +61,26 @@ def _fill_tiles(
             torch.mm(tile, b.t(), out=into)
 
 
-def check_fixed_tiles(weights: list[Float[Tensor, "n k"]]) -> None:
-    """Multiply random rows with each matrix, together and in other places of other tiles.
+def check_fixed_tiles(shapes: Iterable[tuple[int, ...]]) -> None:
+    """Multiply random rows with an [n, k] matrix of each shape, in several places of their tiles.
 
-    Whether the rows of a tile are alike is up to the BLAS library, so it is asked before a run
-    rather than believed.
+    Whether the rows of a tile are alike is up to the CPU's BLAS library, so it is asked before a
+    run rather than believed.
 
     Raises:
         RuntimeError: naming the shape for which this machine's GEMM breaks it.
     """
-    for weight in weights:
-        generator = torch.Generator("cpu").manual_seed(0)
-        shape = (2 * TILE_ROWS, weight.shape[1])
-        rows = torch.randn(shape, generator=generator, device="cpu").to(weight)
+    generator = torch.Generator("cpu").manual_seed(0)
+    for n, k in sorted(shapes):
+        rows, weight = (
+            torch.randn(count, k, generator=generator, device="cpu") for count in (3 * TILE_ROWS, n)
+        )
         together = fixed_tile_mm(rows, weight)
-        for shift in (1, TILE_ROWS // 2, TILE_ROWS + 3):
-            alone = fixed_tile_mm(rows[shift:], weight)
-            if different := int((alone != together[shift:]).any(1).sum()):
+        for first in (1, TILE_ROWS // 2, TILE_ROWS + 3):
+            apart = fixed_tile_mm(rows[first:], weight)
+            if different := int((apart != together[first:]).any(1).sum()):
                 raise RuntimeError(
-                    f"consistency 'exact' unavailable: {different} of {len(alone)} rows of a "
-                    f"product with a {list(weight.shape)} matrix depend on their place in the "
-                    f"batch on this {weight.device.type}"
+                    f"consistency 'exact' unavailable: in a product with a {n} x {k} matrix "
+                    f"{different} of {len(apart)} rows depend on their place in the batch; this "
+                    "CPU's BLAS library treats the rows of a tile differently"
                 )

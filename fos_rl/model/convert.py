@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fos_rl.exact.matmul import check_fixed_tiles
 from fos_rl.model.decoder import AttentionFactory, Decoder
 from fos_rl.model.moe import Experts
 from fos_rl.quant import (
@@ -37,15 +38,21 @@ def build_decoder(
     Raises:
         ValueError: when a pattern matches nothing, a layer cannot be quantized, or the backward
             mode does not fit the recipe.
+        RuntimeError: when this machine's products cannot be as `spec.consistency` wants them.
     """
     decoder = Decoder(spec, attention)
-    precision = spec.precision
-    if isinstance(precision, Bf16):
-        return decoder
+    if not isinstance(spec.precision, Bf16):
+        _quantize(decoder, spec.precision, backward)
+    if spec.consistency == "exact" and decoder.head_weight.is_cpu:
+        check_fixed_tiles({p.shape[-2:] for p in decoder.parameters() if p.dim() > 1})
+    return decoder
+
+
+def _quantize(decoder: Decoder, precision: Quantized, backward: Backward | None) -> None:
     recipe = quantizer_recipe(precision)
     mode = resolve_backward(backward, recipe.row_scaled_activation)
-    gemm: Gemm = "fixed_tile" if spec.consistency == "exact" else precision.gemm
-    chosen = _chosen_layers(decoder, precision, spec.architecture.num_layers)
+    gemm: Gemm = "fixed_tile" if decoder.spec.consistency == "exact" else precision.gemm
+    chosen = _chosen_layers(decoder, precision, decoder.spec.architecture.num_layers)
     for name, module in list(decoder.named_modules()):
         if isinstance(module, Experts):
             quantized = [p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen]
@@ -58,7 +65,6 @@ def build_decoder(
             assert isinstance(module, nn.Linear)
             _check(name, module.weight, recipe, mode)
             decoder.set_submodule(name, QuantizedLinear(module, recipe, gemm, mode))
-    return decoder
 
 
 def check_spec(spec: ModelSpec, backward: Backward | None = None) -> list[str]:

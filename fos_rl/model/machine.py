@@ -22,6 +22,8 @@ def check_precision(
     Raises:
         ValueError: naming the layer or the setting that cannot work, and the remedy.
     """
+    if spec.consistency == "exact":
+        _check_exact(spec, set(devices))
     precision = spec.precision
     if isinstance(precision, Bf16):
         return []
@@ -42,6 +44,21 @@ def check_precision(
             "between generator and trainer"
         )
     return notes
+
+
+def _check_exact(spec: ModelSpec, devices: set[str]) -> None:
+    if len(devices) > 1:
+        raise ValueError(
+            "trainer.num_gpus and generator.num_gpus with model.consistency = 'exact': one host is "
+            "on a CPU and one on a GPU, which add in other orders; put both on the same kind"
+        )
+    if "cuda" in devices and spec.architecture.vocab_size % 4:
+        raise ValueError(
+            f"vocab_size = {spec.architecture.vocab_size} with model.consistency = 'exact': on a "
+            "GPU the log-softmax of a row that is not aligned to 16 bytes depends on its place in "
+            "the batch, so vocab_size % 4 must be 0; use consistency = 'fast', or pad the model's "
+            "vocabulary"
+        )
 
 
 def native_gemm_reason(device: str) -> str | None:
