@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fos_rl.config import load_config
+from fos_rl.eval_config import eval_config, eval_precisions, is_run
 from fos_rl.study import load_study
 
 _TRAIN_HELP = """\
@@ -53,6 +54,18 @@ codes and expert choices, and the log-prob difference.
   fos-rl parity configs/demo.toml
   fos-rl parity configs/demo.toml --recipe nvfp4 --tokens 1000 --json parity.json
   fos-rl parity configs/demo.toml --fail-above 0.02      for a check: exit status 1 above it"""
+
+
+_EVAL_HELP = """\
+The accuracy of a model, or of a run's trained model, on one or more sets of problems.
+
+  fos-rl eval runs/demo --data gsm8k                    under the run's precision and under bf16
+  fos-rl eval models/SmolLM2-135M-Instruct --data problems.jsonl --samples 8 --greedy
+  fos-rl eval models/SmolLM2-135M-Instruct --data math500 --recipe nvfp4
+
+A set is gsm8k, math500, aime24, aime25, or a file with a question and an answer column. avg@K is
+the mean accuracy of K samples, pass@k the unbiased estimate of one of k being right. A run's
+figures go to eval.json in its folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,6 +155,32 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
 
     _add_diagnosis(commands)
+
+    evaluate = commands.add_parser(
+        "eval",
+        help="the accuracy of a model or a run on problem sets",
+        description=_EVAL_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    evaluate.add_argument("model", help="a run folder, a Hugging Face folder or a hub name")
+    evaluate.add_argument(
+        "--data", dest="sets", action="append", required=True, metavar="SET", help="name or file"
+    )
+    evaluate.add_argument(
+        "--samples", type=_positive, metavar="K", help="sampled responses a problem"
+    )
+    evaluate.add_argument("--greedy", action="store_true", help="one greedy response a problem")
+    precision = evaluate.add_mutually_exclusive_group()
+    precision.add_argument("--recipe", metavar="NAME", help="as in fos-rl train")
+    precision.add_argument(
+        "--precision",
+        choices=("arm", "bf16", "both"),
+        default="both",
+        help="a run's own precision, bf16, or both (default)",
+    )
+    _add_overrides(evaluate)
+    evaluate.add_argument("--out", type=Path, metavar="FILE", help="also write the figures as JSON")
+    evaluate.set_defaults(run=_eval)
 
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
@@ -242,6 +281,26 @@ def _parity(args: argparse.Namespace) -> int:
     from fos_rl.diagnose.commands import parity
 
     return parity(config, tokens=args.tokens, fail_above=args.fail_above, out=args.json)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    config = eval_config(
+        args.model,
+        sets=args.sets,
+        samples=args.samples or 0,
+        # Without either option, one greedy response.
+        greedy=args.greedy or not args.samples,
+        overrides=args.overrides,
+        recipe=args.recipe,
+    )
+    from fos_rl.cluster import host_environment
+
+    # The engine runs in this process; its variables must stand before torch is imported.
+    host_environment()
+    from fos_rl.eval_command import evaluate_model
+
+    out = args.out or (Path(args.model) / "eval.json" if is_run(args.model) else None)
+    return evaluate_model(config, eval_precisions(config, args.precision), out)
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
 from fos_rl.spec import ModelSpec, contract_difference
-from fos_rl.types import Prompt, Rollout, StepResult, TrainBatch
+from fos_rl.types import Prompt, Rollout, Sampling, StepResult, TrainBatch
 
 # OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
 # vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
@@ -177,8 +177,10 @@ class GeneratorActor:
     async def contract(self) -> dict[str, object]:
         return self.generator.contract()
 
-    async def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
-        return await self.generator.generate(prompts, seed)
+    async def generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None
+    ) -> list[list[Rollout]]:
+        return await self.generator.generate(prompts, seed, sampling)
 
     async def begin_weight_sync(self) -> None:
         await self.generator.begin_weight_sync()
@@ -283,8 +285,11 @@ class Cluster:
 
     # The loop's verbs.
 
-    def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
-        return self._get("generator", "generate", self.generator.generate.remote(prompts, seed))
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+    ) -> list[list[Rollout]]:
+        call = self.generator.generate.remote(prompts, seed, sampling)
+        return self._get("generator", "generate", call)
 
     def step(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "step", self.trainer.step.remote(batch))

@@ -193,6 +193,26 @@ class GeneratorConfig(Frozen):
     """CPU threads of the engine; by default the cores it shares with the trainer."""
 
 
+class EvalConfig(Frozen):
+    """Accuracy on problems the run does not learn from; `eval/` metrics, before `fos-rl eval`."""
+
+    sets: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names (gsm8k, math500, aime24, aime25) or files; a file's set goes by its name without the
+    suffix."""
+    every: Positive = 10
+    """Steps between evaluations; the last step has one, too."""
+    samples: Annotated[int, Field(ge=0)] = 1
+    """Responses a problem that are sampled: avg@k and pass@k. 0 samples none."""
+    greedy: bool = True
+    """Also one greedy response a problem."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the sampled responses."""
+    max_new_tokens: Positive | None = None
+    """At most rollout.max_new_tokens, which it is by default."""
+    max_problems: Positive | None = None
+    """Only the first so many problems of a set."""
+
+
 class ClusterConfig(Frozen):
     address: str = "local"
     """`local` starts Ray on this machine; otherwise the address of a running cluster."""
@@ -223,6 +243,7 @@ class RunConfig(Frozen):
     generator: GeneratorConfig = GeneratorConfig()
     cluster: ClusterConfig = ClusterConfig()
     logging: LoggingConfig = LoggingConfig()
+    eval: EvalConfig | None = None
 
     @model_validator(mode="after")
     def _backward_fits_recipe(self) -> Self:
@@ -253,6 +274,23 @@ class RunConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _eval_fits_engine(self) -> Self:
+        if self.eval is None:
+            return self
+        wanted, limit = self.eval.max_new_tokens, self.rollout.max_new_tokens
+        if wanted is not None and wanted > limit:
+            raise ValueError(
+                f"eval.max_new_tokens = {wanted}: the engine is laid out for "
+                f"rollout.max_new_tokens = {limit}; lower it, or evaluate the trained model with "
+                "fos-rl eval"
+            )
+        if not self.eval.samples and not self.eval.greedy:
+            raise ValueError(
+                "eval.samples = 0: with eval.greedy = false nothing is evaluated; set one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _minibatches_fit(self) -> Self:
         sequences = self.rollout.prompts_per_step * self.rollout.group_size
         if self.algorithm.minibatches > sequences:
@@ -279,7 +317,13 @@ def load_config(
     Raises:
         ValueError: naming each wrong field, its value, the rule and the remedy.
     """
-    tree = read_toml(Path(path), "see configs/ for examples")
+    return resolve_config(read_toml(Path(path), "see configs/ for examples"), overrides, recipe)
+
+
+def resolve_config(
+    tree: dict[str, Any], overrides: Sequence[str] = (), recipe: str | None = None
+) -> RunConfig:
+    """`load_config` of what a file would hold."""
     if recipe is not None:
         file = _recipe_file(recipe)
         tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))

@@ -13,9 +13,11 @@ from transformers import AutoTokenizer
 from fos_rl.cluster import Cluster, Placement, plan_placement
 from fos_rl.config import RunConfig, load_config
 from fos_rl.console import RunConsole
+from fos_rl.data.eval_sets import EvalSet, load_eval_sets
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.data.verifiers import VerifierPool
+from fos_rl.evaluate import Evaluator
 from fos_rl.grpo import NoLearningSignal, grpo_steps
 from fos_rl.loggers import start_loggers
 from fos_rl.model.hf import read_architecture, resolve_model
@@ -32,6 +34,7 @@ class Plan:
     model_folder: Path
     spec: ModelSpec
     prompts: PromptSet
+    eval_sets: list[EvalSet]
     placement: Placement
     notes: list[str]
 
@@ -54,11 +57,14 @@ def planned(config: RunConfig) -> Iterator[Plan]:
         devices = _known_devices(config, placement)
         precision_notes = check_precision(spec, config.trainer.backward_override, devices)
         problems = load_problems(config.data, config.seed)
-        prompts = PromptSet(problems, AutoTokenizer.from_pretrained(folder), config)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        prompts = PromptSet(problems, tokenizer, config)
+        eval_sets = load_eval_sets(config, tokenizer)
         yield Plan(
             model_folder=folder,
             spec=spec,
             prompts=prompts,
+            eval_sets=eval_sets,
             placement=placement,
             notes=[
                 f"model      {config.model.path} ({spec.architecture.family}), contract "
@@ -66,6 +72,7 @@ def planned(config: RunConfig) -> Iterator[Plan]:
                 f"precision  {spec.precision.recipe}, {spec.precision.compute_dtype} activations",
                 *precision_notes,
                 f"data       {prompts.summary}",
+                *(f"eval       {eval_set.summary}" for eval_set in eval_sets),
                 f"placement  {placement.describe()}",
             ],
         )
@@ -104,6 +111,7 @@ def _run(
         for note in plan.notes:
             console.say(note)
         verifier = VerifierPool(config.reward, plan.prompts.verifier)
+        evaluator = Evaluator(config, plan.eval_sets)
         journal = open_folder(
             describe_environment(contract=plan.spec.contract_hash(), verifier=verifier.name)
         )
@@ -112,7 +120,7 @@ def _run(
         loggers = [journal.metrics, *start_loggers(config, folder), console.step]
         with console.doing("starting trainer and generator"):
             cluster = Cluster(config, plan.spec, plan.model_folder, plan.placement)
-        with cluster, verifier, console.live():
+        with cluster, verifier, evaluator, console.live():
             if checkpoint is not None:
                 cluster.load_checkpoint(checkpoint)
                 console.say(f"resumed from {checkpoint}")
@@ -128,6 +136,7 @@ def _run(
             )
             try:
                 for record in steps:
+                    record = evaluator.add_to(record, cluster)
                     for log in loggers:
                         log(record)
                     done = record.step + 1

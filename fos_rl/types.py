@@ -23,6 +23,15 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How many responses a prompt gets, and how they are sampled; temperature 0 is greedy."""
+
+    num_samples: int
+    temperature: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One sampled response, token in, token out.
 
@@ -38,6 +47,9 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int
     text: str
+    experts: np.ndarray | None = None
+    """Of a mixture of experts: int16 [tokens - 1, expert layers, k], what the generator's routers
+    chose for every token but the last, which was never fed back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +113,10 @@ class PromptStream(Protocol):
 class Generator(Protocol):
     """Samples responses; keeps the weights of one policy version."""
 
-    def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
-        """One group of rollouts a prompt, in the prompts' order."""
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+    ) -> list[list[Rollout]]:
+        """One group of rollouts a prompt, in the prompts' order; by default as the run samples."""
         ...
 
 

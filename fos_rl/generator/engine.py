@@ -22,9 +22,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from fos_rl.config import GeneratorConfig, RolloutConfig
 from fos_rl.generator import vllm_model
 from fos_rl.generator.compat import rewind_cpu_generators
+from fos_rl.generator.routing import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.spec import ModelSpec
-from fos_rl.types import FinishReason, Prompt, Rollout
+from fos_rl.types import FinishReason, Prompt, Rollout, Sampling
 
 T = TypeVar("T")
 
@@ -60,42 +61,54 @@ class VllmGenerator:
         self._engine = self._thread.submit(
             _build_engine, spec, model_folder, rollout, config, device
         ).result()
+        self._routing: FinishedRouting | None = None
+        if spec.architecture.num_experts:
+            self._routing = self._thread.submit(FinishedRouting, self._engine).result()
 
     def contract(self) -> dict[str, object]:
         return self.spec.contract()
 
-    async def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
-        """`group_size` rollouts a prompt; the same prompts and seed sample the same tokens.
+    async def generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+    ) -> list[list[Rollout]]:
+        """A group of rollouts a prompt; the same prompts and seed sample the same tokens.
+
+        Args:
+            sampling: by default the rollout settings'.
 
         Raises:
             RuntimeError: before the first weight sync.
         """
         if self.policy_version < 0:
             raise RuntimeError("generate called before the first weight sync")
+        sampling = sampling or Sampling(
+            num_samples=self.rollout.group_size,
+            temperature=self.rollout.temperature,
+            max_new_tokens=self.rollout.max_new_tokens,
+        )
         groups = await asyncio.gather(
             *(
-                self._generate_group(prompt, seed * 1_000_003 + index)
+                self._generate_group(prompt, seed * 1_000_003 + index, sampling)
                 for index, prompt in enumerate(prompts)
             )
         )
         return list(groups)
 
-    async def _generate_group(self, prompt: Prompt, seed: int) -> list[Rollout]:
-        size = self.rollout.group_size
-        return list(
-            await asyncio.gather(*(self._sample(prompt, seed * 4093 + i) for i in range(size)))
-        )
+    async def _generate_group(self, prompt: Prompt, seed: int, sampling: Sampling) -> list[Rollout]:
+        seeds = (seed * 4093 + i for i in range(sampling.num_samples))
+        return list(await asyncio.gather(*(self._sample(prompt, s, sampling) for s in seeds)))
 
-    async def _sample(self, prompt: Prompt, seed: int) -> Rollout:
+    async def _sample(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
         version = self.policy_version
         params = SamplingParams(
-            temperature=self.rollout.temperature,
-            max_tokens=self.rollout.max_new_tokens,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_new_tokens,
             seed=seed % (1 << 62),
             # 0 asks for the sampled token's log-prob and no alternatives.
             logprobs=0,
         )
-        completion = (await self._request(prompt, params)).outputs[0]
+        output = await self._request(prompt, params)
+        completion = output.outputs[0]
         log_probs = cast("list[dict[int, Logprob]]", completion.logprobs)
         return Rollout(
             prompt_id=prompt.id,
@@ -108,6 +121,7 @@ class VllmGenerator:
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, "abort"),
             policy_version=version,
             text=completion.text,
+            experts=self._routing.pop(output.request_id) if self._routing else None,
         )
 
     async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:

@@ -1,0 +1,106 @@
+"""Problems to evaluate on, by name or from a file, as tokenized prompts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fos_rl.config import DapoMathData, Data, DatasetData, Gsm8kData, RunConfig
+from fos_rl.data.problems import load_problems
+from fos_rl.data.prompts import encode_problems
+from fos_rl.data.tables import open_table
+from fos_rl.data.verifiers import Rule
+from fos_rl.types import Prompt
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# AIME 2024 comes as 32 copies of 30 problems; loading keeps one of each.
+NAMED_SETS: dict[str, Data] = {
+    "gsm8k": Gsm8kData(split="test"),
+    "math500": DatasetData(
+        path="HuggingFaceH4/MATH-500", split="test", prompt_column="problem", answer_column="answer"
+    ),
+    "aime24": DapoMathData(path="BytedTsinghua-SIA/AIME-2024"),
+    "aime25": DatasetData(
+        path="math-ai/aime25", split="test", prompt_column="problem", answer_column="answer"
+    ),
+}
+
+_QUESTION_COLUMNS = ("prompt", "problem", "question")
+_ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSet:
+    """Distinct problems; `too_long` more have more tokens than rollout.max_prompt_tokens."""
+
+    name: str
+    prompts: list[Prompt]
+    rule: Rule
+    too_long: int
+
+    @property
+    def summary(self) -> str:
+        dropped = f", {self.too_long:,} too long" if self.too_long else ""
+        return f"{self.name}: {len(self.prompts):,} problems{dropped}"
+
+
+def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:
+    """The sets of the `eval` section; none without one.
+
+    Raises:
+        ValueError: naming the set, and what is wrong with it.
+    """
+    if config.eval is None:
+        return []
+    limit, most = config.rollout.max_prompt_tokens, config.eval.max_problems
+    return [load_eval_set(name, tokenizer, limit, most) for name in config.eval.sets]
+
+
+def load_eval_set(
+    source: str, tokenizer: Any, max_prompt_tokens: int, max_problems: int | None = None
+) -> EvalSet:
+    """A named set, or the problems of a .jsonl, .json, .csv or .parquet file.
+
+    A file's columns tell what it is: DAPO-Math-17k's, GSM8K's, or a question (prompt, problem or
+    question) with an answer (answer, ground_truth or solution).
+    """
+    try:
+        data = NAMED_SETS[source] if source in NAMED_SETS else _data_of_file(source)
+        problems = load_problems(data, seed=0)
+    except ValueError as error:
+        raise ValueError(f"eval.sets: {source!r}: {error}") from error
+    encoded = encode_problems(problems.rows[:max_problems], tokenizer)
+    prompts = [prompt for prompt in encoded if len(prompt.token_ids) <= max_prompt_tokens]
+    if not prompts:
+        raise ValueError(
+            f"eval.sets: {source!r}: all {len(encoded)} prompts have more than "
+            f"rollout.max_prompt_tokens = {max_prompt_tokens} tokens; raise it"
+        )
+    name = source if source in NAMED_SETS else Path(source).stem
+    too_long = len(encoded) - len(prompts)
+    return EvalSet(name=name, prompts=prompts, rule=problems.verifier, too_long=too_long)
+
+
+def _data_of_file(source: str) -> Data:
+    if not Path(source).suffix:
+        raise ValueError(f"no such set; use one of {', '.join(NAMED_SETS)}, or a file")
+    table = open_table(source, "train")
+    columns = table.column_names
+    if "reward_model" in columns:
+        return DapoMathData(path=source)
+    if {"question", "answer"} <= set(columns) and "####" in str(_first(table, "answer")):
+        return Gsm8kData(path=source)
+    question = next((c for c in _QUESTION_COLUMNS if c in columns), None)
+    answer = next((c for c in _ANSWER_COLUMNS if c in columns), None)
+    if question is None or answer is None:
+        raise ValueError(
+            f"the columns are {', '.join(columns)}; rename a question column to one of "
+            f"{', '.join(_QUESTION_COLUMNS)} and an answer column to one of "
+            f"{', '.join(_ANSWER_COLUMNS)}"
+        )
+    return DatasetData(path=source, prompt_column=question, answer_column=answer)
+
+
+def _first(table: "Dataset", column: str) -> Any:
+    return table[0][column] if len(table) else None

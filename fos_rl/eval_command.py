@@ -1,0 +1,127 @@
+"""`fos-rl eval`: the accuracy of a model or a trained run, in one or more precisions."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from fos_rl.config import EvalConfig, RunConfig
+from fos_rl.data.eval_sets import load_eval_sets
+from fos_rl.evaluate import Evaluator, SetResult
+from fos_rl.generator.engine import VllmGenerator
+from fos_rl.generator.folder_weights import load_folder_weights
+from fos_rl.model.hf import read_architecture, resolve_model
+from fos_rl.model.machine import check_precision
+from fos_rl.spec import ModelSpec, Precision
+from fos_rl.types import Prompt, Rollout, Sampling
+
+
+def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path | None) -> int:
+    """Print the accuracy of `config.model` on `config.eval`'s sets, once a precision.
+
+    Args:
+        precisions: in place of the config's; the weights are the same bf16 ones.
+        out: also written there as JSON, with the number of right answers of every problem.
+
+    Raises:
+        ValueError: for a model, a set or a precision that cannot be used, before any engine starts.
+    """
+    settings = config.eval
+    assert settings is not None
+    folder = resolve_model(config.model.path)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    architecture = read_architecture(folder)
+    specs = [ModelSpec(architecture=architecture, precision=p) for p in precisions]
+    for spec in specs:
+        check_precision(spec, None, [device])
+    sets = load_eval_sets(config, AutoTokenizer.from_pretrained(folder))
+    console = Console()
+    for eval_set in sets:
+        console.print(eval_set.summary, highlight=False, markup=False)
+    found: dict[str, list[SetResult]] = {}
+    with Evaluator(config, sets) as evaluator:
+        for spec in specs:
+            with _engine(spec, folder, config, device) as engine:
+                found[spec.precision.recipe] = evaluator.results(settings, engine)
+    console.print(_table(config.model.path, found))
+    if out is not None:
+        out.write_text(json.dumps(_as_json(config, settings, found), indent=2) + "\n")
+        console.print(f"written to {out}", highlight=False, markup=False)
+    return 0
+
+
+class _Engine:
+    """vLLM in this process behind the loop's Generator protocol."""
+
+    def __init__(self, generator: VllmGenerator, loop: asyncio.AbstractEventLoop) -> None:
+        self.generator = generator
+        self.loop = loop
+
+    def generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+    ) -> list[list[Rollout]]:
+        return self.loop.run_until_complete(self.generator.generate(prompts, seed, sampling))
+
+
+@contextmanager
+def _engine(spec: ModelSpec, folder: Path, config: RunConfig, device: str) -> Iterator[_Engine]:
+    loop = asyncio.new_event_loop()
+    generator = VllmGenerator(
+        spec, folder, config.rollout, config.generator, "cuda" if device == "cuda" else "cpu"
+    )
+    try:
+        loop.run_until_complete(load_folder_weights(generator, folder))
+        yield _Engine(generator, loop)
+    finally:
+        generator.close()
+        loop.close()
+
+
+def _table(title: str, found: dict[str, list[SetResult]]) -> Table:
+    table = Table(title=title)
+    for heading in ("set", "problems", "precision", "metric"):
+        table.add_column(heading)
+    table.add_column("value", justify="right")
+    for precision, results in found.items():
+        for result in results:
+            size = f"{len(result.problem_ids):,}"
+            for key, value in result.metrics().items():
+                metric = key.removeprefix(f"eval/{result.name}/")
+                table.add_row(result.name, size, precision, metric, f"{value:.4f}")
+    return table
+
+
+def _as_json(
+    config: RunConfig, settings: EvalConfig, found: dict[str, list[SetResult]]
+) -> dict[str, object]:
+    return {
+        "model": config.model.path,
+        "settings": settings.model_dump(mode="json"),
+        "max_new_tokens": settings.max_new_tokens or config.rollout.max_new_tokens,
+        "seed": config.seed,
+        "metrics": {
+            precision: {key: value for r in results for key, value in r.metrics().items()}
+            for precision, results in found.items()
+        },
+        "num_correct": {
+            precision: {result.name: _num_correct(result) for result in results}
+            for precision, results in found.items()
+        },
+    }
+
+
+def _num_correct(result: SetResult) -> dict[str, dict[str, int]]:
+    """By problem id: right answers among the samples, and of the greedy response."""
+    counts: dict[str, dict[str, int]] = {problem: {} for problem in result.problem_ids}
+    for kind, scores in (("sampled", result.sampled), ("greedy", result.greedy)):
+        if scores is not None:
+            totals = scores.reshape(len(result.problem_ids), -1).sum(axis=1)
+            for problem, total in zip(result.problem_ids, totals, strict=True):
+                counts[problem][kind] = int(total)
+    return counts

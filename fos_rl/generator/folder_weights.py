@@ -1,0 +1,30 @@
+"""Weights straight from a model's folder, where no trainer holds them."""
+
+from pathlib import Path
+
+import torch
+
+from fos_rl.generator.engine import VllmGenerator
+from fos_rl.model.checksum import checksum
+from fos_rl.model.hf import read_weights
+from fos_rl.model.transport import from_wire, to_wire
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
+    """Sync the folder's weights, rounded to bf16, into the engine as policy version 0.
+
+    The same path as a trainer's sync: every tensor must arrive, and its checksum is compared.
+    """
+    dtype = _DTYPES[generator.spec.precision.compute_dtype]
+    tied = generator.spec.architecture.tie_word_embeddings
+    checksums: dict[str, int] = {}
+    await generator.begin_weight_sync()
+    for name, tensor in read_weights(folder):
+        if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
+            continue
+        wire = to_wire(tensor)
+        checksums[name] = checksum(from_wire(wire).to(dtype))
+        await generator.load_weight_bucket({name: wire})
+    await generator.finish_weight_sync(0, checksums)
