@@ -304,10 +304,14 @@ def exact_error(
     return sum_in_order(deviations, recipe.error)
 
 
+def magnitude_word(even: Uint32, odd: Uint32) -> Uint32:
+    """Eight E2M1 codes without signs, a nibble each, from their E5M2 bytes."""
+    return ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
+
+
 def pack_codes(even: Uint32, odd: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:
     """Eight E2M1 codes from their E5M2 bytes and the signs in bits 3 and 7 that the mask keeps."""
-    magnitudes = ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
-    return ptx.lop3(magnitudes, signs, sign_mask, 0xF8)
+    return ptx.lop3(magnitude_word(even, odd), signs, sign_mask, 0xF8)
 
 
 def decode_codes(word: Uint32) -> list[Float32]:
@@ -375,6 +379,22 @@ def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:
     return larger(ptx.from_bits(low), ptx.from_bits(high))
 
 
+# Bytes of bf16 0, 0.5, 1, 1.5 and of 2, 3, 4, 6, lowest first: low bytes, then high ones.
+_LOW_BYTES, _HIGH_BYTES = (0xC0800000, 0xC0804000), (0x3F3F3F00, 0x40404040)
+
+
+def bf16_of_codes(magnitudes: Uint32) -> list[Uint32]:
+    """Two words, elements 0 1 and 2 3, of bf16 E2M1 values from the low four nibbles of a word.
+
+    prmt looks four codes up in eight bytes.
+    """
+    low, high = (
+        ptx.prmt_by(Uint32(first), Uint32(second), magnitudes)
+        for first, second in (_LOW_BYTES, _HIGH_BYTES)
+    )
+    return [ptx.prmt(low, high, 0x5140), ptx.prmt(low, high, 0x7362)]
+
+
 def operand_words(
     packed: list[Uint32], scale: Float32, raw: list[Uint32], dtype: str
 ) -> list[Uint32]:
@@ -382,13 +402,15 @@ def operand_words(
 
     A NaN scale makes every element NaN, as code 7 times NaN is.
     """
-    values = unpack_values(packed)
-    decode = ptx.mul(scale, 1.0 / VALUE_SCALE)
+    decode = ptx.bf16_pair(scale, scale)
+    values = []
+    for even, odd in (packed[:2], packed[2:]):
+        magnitudes = magnitude_word(even, odd)
+        values += bf16_of_codes(magnitudes) + bf16_of_codes(ptx.shr(magnitudes, 16))
     words = []
-    for i in range(0, BLOCK, 2):
-        low, high = (ptx.mul(ptx.abs_(v), decode) for v in values[i : i + 2])
-        word = ptx.bf16_pair(low, high)
-        signs = ptx.prmt(raw[i], raw[i + 1], 0x7632) if dtype == "float32" else raw[i // 2]
-        # (word & 0x7FFF7FFF) | (signs & 0x80008000)
-        words.append(ptx.bit_select(0x7FFF7FFF, word, signs))
+    for i, value in enumerate(values):
+        product = ptx.mul_bf16x2(value, decode)
+        signs = ptx.prmt(raw[2 * i], raw[2 * i + 1], 0x7632) if dtype == "float32" else raw[i]
+        # (product & 0x7FFF7FFF) | (signs & 0x80008000)
+        words.append(ptx.bit_select(0x7FFF7FFF, product, signs))
     return words

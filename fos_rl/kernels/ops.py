@@ -16,37 +16,10 @@ from torch import Tensor
 
 from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
+from fos_rl.kernels.layouts import SMALL_BYTES, matrix_layout, num_partials, row_layout
 
 _AMAX_THREADS, _DECODE_THREADS = 512, 256
-# For bf16 and fp32: threads of a CTA, CTAs that share an SM (which decides the registers of a
-# thread), what is loaded ahead, and CTAs of a launch for each SM, more than run at once to even out
-# the end. Measured on an H200 (benchmarks/quantize.py); fp32 has no registers to load ahead.
-_SHAPES = {
-    ("flat", torch.bfloat16): (256, 3, "registers", 12),
-    ("flat", torch.float32): (128, 6, "", 6),
-    ("square", torch.bfloat16): (128, 4, "", 12),
-    ("square", torch.float32): (128, 4, "", 12),
-    ("columnwise", torch.bfloat16): (128, 6, "", 12),
-    ("columnwise", torch.float32): (128, 5, "", 12),
-    ("columnwise_square", torch.bfloat16): (128, 3, "", 12),
-    ("columnwise_square", torch.float32): (128, 3, "", 12),
-}
-# A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
-_AMAX_BYTES, _AMAX_CTAS = 32768, 4
-# Threads of a CTA where each holds a block; more such CTAs for each SM are not little work.
-_HELD_THREADS, _HELD_CTAS = 128, 8
-# A matrix of at most so many bytes is read by every CTA rather than by an amax kernel before.
-_SMALL_BYTES = 32768
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-
-
-class _Layout(NamedTuple):
-    """A kernel, the fields of its Plan, the argument it calls a share, and its CTAs."""
-
-    name: str
-    plan: tuple[int, str, str, int, bool]
-    share: int
-    ctas: int
 
 
 class _Plan(NamedTuple):
@@ -67,70 +40,6 @@ class _Plan(NamedTuple):
 @functools.cache
 def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _held(name: str, threads: int, amax: str, share: int, ctas: int, per_sm: int = 1) -> _Layout:
-    return _Layout(name, (threads, amax, "", per_sm, False), share, ctas)
-
-
-def _row_layout(rows: int, blocks: int, dtype: torch.dtype, sms: int, given: bool) -> _Layout:
-    """The kernel for one amax a row of so many blocks.
-
-    Little work: a thread for each block and CTAs enough for all SMs. Short rows: a thread for each
-    block. Else small CTAs, which wait least for each other and find a row they read twice in the L1
-    cache; larger ones where rows are too few for all SMs.
-    """
-    most = _HELD_CTAS * sms
-    if given and (blocks <= _HELD_THREADS or rows * blocks <= most * _HELD_THREADS):
-        return _held("blocks", 128, "given", 0, -(-rows * blocks // 128))
-    parts = -(-blocks // _HELD_THREADS)
-    if not given and rows * parts <= most:
-        threads = min(_HELD_THREADS, -(-blocks // 32) * 32)
-        return _held("parts", threads, "found", parts, rows * parts)
-    if not given and blocks <= _HELD_THREADS:
-        together = 256 // blocks
-        return _held("rows", 256, "found", together, -(-rows // together), 3)
-    threads, ctas_per_sm, ahead = (64, 12, "registers")
-    if rows <= 2 * sms:
-        threads, ctas_per_sm, ahead = 512, 1, ""
-    elif dtype == torch.float32:
-        threads, ctas_per_sm, ahead = 128, 5, ""
-    amax = "given" if given else "found"
-    return _Layout("rowwise", (threads, amax, ahead, ctas_per_sm, True), 0, 1)
-
-
-def _matrix_layout(
-    rows: int,
-    cols: int,
-    stack: int,
-    square: bool,
-    columnwise: bool,
-    dtype: torch.dtype,
-    sms: int,
-    given: bool,
-) -> _Layout:
-    """The kernel for one amax a matrix [rows, cols] of a stack."""
-    amax, partials = "given", 0
-    if not given:
-        amax, partials = "partials", _partials(rows * cols * dtype.itemsize, stack, sms)
-    if columnwise:
-        name = "columnwise_square" if square else "columnwise"
-        warps = (cols // 16) * -(-rows // 64)
-    elif square:
-        name, warps = "square", (rows // 16) * -(-cols // 64)
-    else:
-        name, warps = "flat", -(-rows * cols // 512)
-        ctas = -(-warps * 32 * stack // _HELD_THREADS)
-        if ctas <= _HELD_CTAS * sms and (given or stack == 1):
-            return _held("blocks", _HELD_THREADS, amax, partials, ctas)
-    threads, ctas_per_sm, ahead, per_sm = _SHAPES[name, dtype]
-    ctas = max(1, min(-(-warps * 32 // threads), -(-per_sm * sms // stack)))
-    return _Layout(name, (threads, amax, ahead, ctas_per_sm, True), partials, ctas)
-
-
-def _partials(bytes_each: int, stack: int, sms: int) -> int:
-    """Partial amaxes of each matrix of a stack."""
-    return max(1, min(max(1, sms * _AMAX_CTAS // stack), bytes_each // _AMAX_BYTES))
 
 
 def _dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -155,19 +64,19 @@ def _plan(
     matrix, amaxes = (stack * rows, cols), (*lead, 1)
     sms = _sm_count(device)
     if row_scaled:
-        layout = _row_layout(stack * rows, cols // 16, dtype, sms, given)
+        layout = row_layout(stack * rows, cols // 16, dtype, sms, given)
         stack, amaxes = stack * rows, (*lead, rows)
     elif (
         not given
         and stack == 1
         and block == "1x16"
         and not columnwise
-        and rows * cols * dtype.itemsize <= _SMALL_BYTES
+        and rows * cols * dtype.itemsize <= SMALL_BYTES
     ):
         matrix = (1, rows * cols)
-        layout = _row_layout(1, rows * cols // 16, dtype, sms, False)
+        layout = row_layout(1, rows * cols // 16, dtype, sms, False)
     else:
-        layout = _matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
+        layout = matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
     constants = (layout.name, (_DTYPE_NAMES[dtype], *recipe), layout.plan, writes)
     launch = compile_cache.load("quantize", constants, architecture(device))
     if columnwise:
@@ -208,7 +117,7 @@ def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., 
 def partial_amaxes(x: Tensor, stack: int) -> Tensor:
     """fp32 [stack * (1 + n)]: room for each matrix's amax, then n partial amaxes of each."""
     device = x.device
-    count = _partials(x.numel() * x.element_size() // stack, stack, _sm_count(device))
+    count = num_partials(x.numel() * x.element_size() // stack, stack, _sm_count(device))
     out = torch.empty(stack * (1 + count), dtype=torch.float32, device=device)
     _amax_launcher(device, x.dtype)(x, out, stack)
     return out

@@ -203,6 +203,11 @@ def prmt(a, b, selector: int) -> Uint32:
     return _emit("prmt.b32 {0}, {1}, {2}, {3};", (Uint32,), (a, b, f"0x{selector:X}"))
 
 
+def prmt_by(a, b, selector: Uint32) -> Uint32:
+    """prmt by the low four nibbles of a register."""
+    return _emit("prmt.b32 {0}, {1}, {2}, {3};", (Uint32,), (a, b, selector))
+
+
 def select(condition: Boolean, a, b):
     out = arith.select(condition.ir_value(), a.ir_value(), b.ir_value())
     return type(a)(out)
@@ -242,6 +247,11 @@ def half_pair(a: Float32) -> Uint32:
 
 def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
     return _emit("mul.rn.f16x2 {0}, {1}, {2};", (Uint32,), (a, b))
+
+
+def mul_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    """a * b rounded once: -0 added, because sm_89 has the fma alone."""
+    return _emit("fma.rn.bf16x2 {0}, {1}, {2}, {3};", (Uint32,), (a, b, Uint32(0x80008000)))
 
 
 def halves_to_float(pair: Uint32) -> tuple[Float32, Float32]:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fos_rl.kernels import ops
 from fos_rl.kernels.availability import unavailable_reason
 from fos_rl.quant.blocks import check_choice
 
@@ -60,8 +61,6 @@ def cute_quantize(
 
         codes, scale, amax = library.quantize(*arguments)
         return codes, scale.view(torch.float8_e4m3fn), amax
-    from fos_rl.kernels import ops
-
     codes, block_scale, amax = ops.quantize(*arguments)[:3]
     assert codes is not None
     assert block_scale is not None
@@ -82,8 +81,6 @@ def cute_decode(
         from fos_rl.kernels import library
 
         return library.decode(*arguments)
-    from fos_rl.kernels import ops
-
     return ops.decode(*arguments)
 
 
@@ -91,8 +88,6 @@ def cute_quantize_for_gemm(
     x: Tensor, method: str, err_mode: str, bound: int, row_scaled: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """codes, block_scale, global_amax and the exact operand of 1x16 blocks, x being read once."""
-    from fos_rl.kernels import ops
-
     codes, block_scale, amax, operand = ops.quantize(
         x, method, "1x16", err_mode, bound, row_scaled, operand=True
     )

@@ -124,6 +124,17 @@ def _multiply_half_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).view(np.uint32)
 
 
+def _fma_bf16_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """fma.rn.bf16x2 where the sum is exact in fp32, as in a product of bf16 and a zero."""
+    out = np.zeros(len(a), np.uint32)
+    for shift in (0, 16):
+        parts = (((v.astype(np.uint32) >> shift) << 16).view(np.float32) for v in (a, b, c))
+        x, y, z = (np.ascontiguousarray(part) for part in parts)
+        assert not z.any()
+        out |= to_bf16(x * y + z) << np.uint32(shift)
+    return out
+
+
 def _max_abs_bf16_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     out = np.zeros(len(a), np.uint32)
     for shift in (0, 16):
@@ -237,6 +248,7 @@ def _register() -> None:
     OPERATIONS["cvt.rn.bf16x2.f32"] = _bf16_pair
     OPERATIONS["cvt.rn.f16x2.f32"] = _half_pair
     OPERATIONS["mul.rn.f16x2"] = _multiply_half_pairs
+    OPERATIONS["fma.rn.bf16x2"] = _fma_bf16_pairs
     OPERATIONS["cvt.rn.satfinite.e4m3x2.f32"] = _minifloat_pair(3, 7, 448.0)
     OPERATIONS["cvt.rn.satfinite.e5m2x2.f32"] = _minifloat_pair(2, 15, 57344.0)
     OPERATIONS["cvt.rn.f16x2.e4m3x2"] = _e4m3_pair_to_halves
