@@ -5,6 +5,7 @@ environment.json   versions, git commit, device, verifier
 metrics.jsonl      one JSON object a step
 rollouts/NNNNNN.jsonl           a step's samples: token ids, log-probs, text, reward
 rollouts/NNNNNN.trainer.jsonl   the trainer's log-probs of those it learned from
+rollouts/NNNNNN.experts.npz     of a mixture of experts: each sample's routing, by line number
 checkpoints/NNNNNN/             the trainer before that step, where trainer.save_every is set
 model/             the trained weights, written last
 """
@@ -70,8 +71,13 @@ class RunFolder:
         return run
 
     def rollouts(self, step: int, samples: Sequence[Sample]) -> None:
-        rows = ({**asdict(s.rollout), **_earned(s)} for s in samples)
-        _write_jsonl(self.path / "rollouts" / f"{step:06d}.jsonl", rows)
+        folder = self.path / "rollouts"
+        experts = {str(i): s.rollout.experts for i, s in enumerate(samples)}
+        routed = {i: values for i, values in experts.items() if values is not None}
+        if routed:
+            np.savez_compressed(folder / f"{step:06d}.experts.npz", allow_pickle=False, **routed)
+        rows = ({**_sampled(s), **_earned(s)} for s in samples)
+        _write_jsonl(folder / f"{step:06d}.jsonl", rows)
 
     def trainer_log_probs(
         self, step: int, samples: Sequence[Sample], log_probs: Sequence[np.ndarray]
@@ -147,6 +153,12 @@ def describe_environment(**more: object) -> dict[str, Any]:
         "git_commit": _git_commit(),
         **more,
     }
+
+
+def _sampled(sample: Sample) -> dict[str, Any]:
+    values = asdict(sample.rollout)
+    del values["experts"]
+    return values
 
 
 def _earned(sample: Sample) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.registry import ModelRegistry
 
 from fos_rl.generator.exact_attention import ExactAttentionBackend
+from fos_rl.generator.routing import RoutingRecord
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights
 from fos_rl.spec import ModelSpec
@@ -61,6 +62,9 @@ class FosRLForCausalLM(nn.Module):
                 spec, vllm_config, f"{prefix}layers.{layer}.self_attn.attn"
             ),
         )
+        self.routing: RoutingRecord | None = None
+        if spec.architecture.num_experts:
+            self.routing = RoutingRecord(self.decoder, vllm_config)
 
     def embed_input_ids(self, input_ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
         return self.decoder.embed(input_ids)

@@ -1,5 +1,7 @@
 """Routed experts: choose, sort by expert, multiply, un-sort, combine; none waits for the host."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,11 +10,20 @@ from fos_rl.model.ops import Ops
 from fos_rl.model.uninitialized import linear
 from fos_rl.spec import Architecture
 
+ChooseExperts = Callable[[Int[Tensor, "tokens k"]], Int[Tensor, "tokens k"]]
+"""The router's choice of each token's experts -> the experts to use."""
+
+
+def routers_own(chosen: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
+    """The router's choice as it is."""
+    return chosen
+
 
 class SparseMlp(nn.Module):
     """A mixture-of-experts MLP: each token goes through its top-k experts, weighted by the router.
 
-    Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router.
+    Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router. `choose` sees its
+    choice and has the last word: see `fos_rl.model.routing`.
     """
 
     def __init__(self, architecture: Architecture, ops: Ops) -> None:
@@ -20,6 +31,7 @@ class SparseMlp(nn.Module):
         self.ops = ops
         self.num_experts_per_token = architecture.num_experts_per_token
         self.norm_topk_prob = architecture.norm_topk_prob
+        self.choose: ChooseExperts = routers_own
         self.gate = linear(ops, architecture.hidden_size, architecture.num_experts, bias=False)
         self.experts = Experts(
             ops,
@@ -35,6 +47,7 @@ class SparseMlp(nn.Module):
             num_experts_per_token=self.num_experts_per_token,
             norm_topk_prob=self.norm_topk_prob,
             ops=self.ops,
+            choose=self.choose,
         )
         sorted_experts, order = chosen.flatten().sort(stable=True)
         places = torch.arange(order.numel(), device=order.device)
@@ -77,18 +90,22 @@ def route(
     num_experts_per_token: int,
     norm_topk_prob: bool,
     ops: Ops,
+    choose: ChooseExperts = routers_own,
 ) -> tuple[Int[Tensor, "tokens k"], Float[Tensor, "tokens k"]]:
-    """Each token's experts, best first, and their gates (fp32).
+    """Each token's experts, the router's best first unless `choose` says otherwise, and their gates
+    (fp32), which are the router's whoever chose.
 
     Matmul and softmax are in fp32: a rounded router logit flips experts between the hosts, the
     largest log-prob difference a bf16 mixture of experts shows. Ties go to the lower expert.
     """
     logits = ops.router_logits(hidden, router_weight)  # [tokens, experts]
-    probs, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    gates = probs[:, :num_experts_per_token]
+    probs = logits.softmax(dim=-1)
+    best_first = probs.argsort(dim=-1, descending=True, stable=True)
+    chosen = choose(best_first[:, :num_experts_per_token])
+    gates = probs.gather(-1, chosen)
     if norm_topk_prob:
         gates = gates / ops.sum_last(gates)
-    return experts[:, :num_experts_per_token], gates
+    return chosen, gates
 
 
 def combine(

@@ -1,0 +1,64 @@
+"""Who decides a token's experts: the layer's own router, a record of it, or another host's record.
+
+The two hosts' routers see slightly different hidden states and so, now and then, choose different
+experts: the largest log-prob differences of a mixture of experts. A generator records its choices;
+a trainer counts where its own differ, and with router replay (R3: Ma et al. 2025,
+arXiv:2510.11370) computes with the generator's experts and gates of its own.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fos_rl.model.decoder import Decoder
+from fos_rl.model.moe import SparseMlp
+
+UNKNOWN = -1
+"""In a record, where the generator's choice of experts is not known."""
+
+ChooseByLayer = Callable[[int, Int[Tensor, "tokens k"]], Int[Tensor, "tokens k"]]
+"""(place among the decoder's expert layers, the router's choice) -> the experts to use."""
+
+
+def expert_layers(decoder: Decoder) -> list[int]:
+    """Layers that have experts, in order."""
+    return [i for i, layer in enumerate(decoder.model.layers) if isinstance(layer.mlp, SparseMlp)]
+
+
+def route_through(decoder: Decoder, choose: ChooseByLayer) -> None:
+    """Ask `choose` in every expert layer of the decoder, from now on."""
+    for place, layer in enumerate(expert_layers(decoder)):
+        decoder.model.layers[layer].mlp.choose = partial(choose, place)
+
+
+class RoutingReplay:
+    """The trainer's choice beside the generator's record of the same tokens.
+
+    Set `recorded` before a forward; `chosen` afterwards holds what the trainer's own routers would
+    have it, which is what it was computed with unless `replay`.
+    """
+
+    def __init__(self, decoder: Decoder, *, replay: bool) -> None:
+        self.replay = replay
+        self.recorded: Int[Tensor, "tokens layers k"] | None = None
+        self._chosen: dict[int, Int[Tensor, "tokens k"]] = {}
+        route_through(decoder, self._choose)
+
+    def _choose(self, place: int, own: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
+        if self.recorded is None:
+            return own
+        self._chosen[place] = own
+        if not self.replay:
+            return own
+        recorded = self.recorded[:, place]
+        return torch.where(recorded == UNKNOWN, own, recorded)
+
+    @property
+    def chosen(self) -> Int[Tensor, "tokens layers k"] | None:
+        """The routers' own choices in the last forward with a record."""
+        if not self._chosen:
+            return None
+        return torch.stack([self._chosen[place] for place in range(len(self._chosen))], dim=1)
