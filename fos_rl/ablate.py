@@ -9,6 +9,7 @@ from fos_rl.compare import compare
 from fos_rl.config import RunConfig
 from fos_rl.estimate import Estimate, estimate
 from fos_rl.launch import count_gpus, planned
+from fos_rl.parallel import refuse_parallel
 from fos_rl.run_queue import run_all
 from fos_rl.runs import is_finished, read_config
 from fos_rl.study import StudyRun, config_differences, load_study
@@ -51,6 +52,8 @@ def ablate(
     if dry_run:
         console.say("dry run: everything checked, nothing started")
         return 0
+    for each in study.arms.values():
+        refuse_parallel(each)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(study.path, out / "study.toml")
     local = config.cluster.address == "local"

@@ -106,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_overrides(train)
     train.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/NAME)")
     train.add_argument("--dry-run", action="store_true", help="check everything, start nothing")
+    train.add_argument(
+        "--architecture",
+        type=Path,
+        metavar="FILE",
+        help="with --dry-run: a config.json to check with where the model is not at hand",
+    )
     train.set_defaults(run=_train)
 
     resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
@@ -233,8 +239,17 @@ def _positive(text: str) -> int:
 def _train(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
     # Only now the heavy imports: a wrong config answers at once.
-    from fos_rl.launch import planned, train
+    from fos_rl.launch import check_without_model, planned, train
 
+    if args.architecture is not None:
+        if not args.dry_run:
+            raise ValueError(
+                f"--architecture {args.architecture}: it stands in for a model in checks alone; "
+                "add --dry-run, or leave it out"
+            )
+        print("\n".join(check_without_model(config, args.architecture)))
+        print("dry run: checked what the architecture tells, nothing started")
+        return 0
     if args.dry_run:
         with planned(config) as plan:
             print("\n".join(plan.notes))

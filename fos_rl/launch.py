@@ -1,5 +1,6 @@
 """From a config to a finished run: check everything, start the hosts, drive the loop."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,11 @@ from fos_rl.data.verifiers import VerifierPool
 from fos_rl.evaluate import Evaluator
 from fos_rl.grpo import NoLearningSignal, grpo_steps
 from fos_rl.loggers import start_loggers
-from fos_rl.model.hf import read_architecture, resolve_model
+from fos_rl.model.hf import parse_architecture, read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
+from fos_rl.parallel import check_parallel, is_parallel, refuse_parallel
 from fos_rl.runs import RunFolder, describe_environment, read_metrics
-from fos_rl.spec import ModelSpec
+from fos_rl.spec import Architecture, ModelSpec
 from fos_rl.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 
 
@@ -49,13 +51,7 @@ def planned(config: RunConfig) -> Iterator[Plan]:
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         placement = plan_placement(config, count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
-        spec = ModelSpec(
-            architecture=read_architecture(folder),
-            precision=config.model.precision,
-            consistency=config.model.consistency,
-        )
-        devices = _known_devices(config, placement)
-        precision_notes = check_precision(spec, config.trainer.backward_override, devices)
+        spec, model_notes = _check_model(config, read_architecture(folder), placement)
         problems = load_problems(config.data, config.seed)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         prompts = PromptSet(problems, tokenizer, config)
@@ -67,15 +63,48 @@ def planned(config: RunConfig) -> Iterator[Plan]:
             eval_sets=eval_sets,
             placement=placement,
             notes=[
-                f"model      {config.model.path} ({spec.architecture.family}), contract "
-                f"{spec.contract_hash()}",
-                f"precision  {spec.precision.recipe}, {spec.precision.compute_dtype} activations",
-                *precision_notes,
+                *model_notes,
                 f"data       {prompts.summary}",
                 *(f"eval       {eval_set.summary}" for eval_set in eval_sets),
-                f"placement  {placement.describe()}",
+                *([] if is_parallel(config) else [f"placement  {placement.describe()}"]),
             ],
         )
+
+
+def check_without_model(config: RunConfig, architecture: Path) -> list[str]:
+    """What can be checked where the model is not at hand: everything that its config.json tells.
+
+    Args:
+        architecture: a config.json that stands in for the model's.
+
+    Raises:
+        ValueError: for whatever in the config cannot work with such a model.
+    """
+    if not architecture.is_file():
+        raise ValueError(f"--architecture {architecture}: no such file; give a model's config.json")
+    keys = json.loads(architecture.read_text())
+    placement = plan_placement(config, count_gpus(config))
+    _, notes = _check_model(config, parse_architecture(keys, str(architecture)), placement)
+    return [*notes, "unchecked  tokenizer, data and eval sets, which need the model's own files"]
+
+
+def _check_model(
+    config: RunConfig, architecture: Architecture, placement: Placement
+) -> tuple[ModelSpec, list[str]]:
+    """The spec both hosts run, and what a user should know about it."""
+    spec = ModelSpec(
+        architecture=architecture,
+        precision=config.model.precision,
+        consistency=config.model.consistency,
+    )
+    devices = _known_devices(config, placement)
+    precision = spec.precision
+    return spec, [
+        f"model      {config.model.path} ({architecture.family}), contract {spec.contract_hash()}",
+        f"precision  {precision.recipe}, {precision.compute_dtype} activations",
+        *check_precision(spec, config.trainer.backward_override, devices),
+        *check_parallel(config, spec),
+    ]
 
 
 def train(config: RunConfig, out: Path) -> Path:
@@ -106,6 +135,7 @@ def _run(
     checkpoint: Path | None = None,
     first_step: int = 0,
 ) -> Path:
+    refuse_parallel(config)
     console = RunConsole(config.steps, first_step)
     with console.doing("reading model and data"), planned(config) as plan:
         for note in plan.notes:

@@ -81,8 +81,8 @@ def plan_text(study: Study, estimates: Mapping[str, Estimate], at_once: int, whe
     arms, base = study.arms, study.base_config
     seeds = sorted({run.seed for run in study.runs})
     head = (
-        f"study {study.name}: {len(arms)} arms x {len(seeds)} seeds ({', '.join(map(str, seeds))}) "
-        f"= {len(study.runs)} runs of {base.steps} steps, baseline {study.baseline}"
+        f"study {study.name}: {len(arms)} arms, seeds {', '.join(map(str, seeds))}: "
+        f"{len(study.runs)} runs of {base.steps} steps, baseline {study.baseline}"
     )
     lines = [head, "", f"{study.baseline}, the baseline, resolved:", _indented(resolved_toml(base))]
     for arm, config in arms.items():

@@ -44,7 +44,7 @@ def test_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path, capsys) -> No
     assert not out.exists()
     shown = capsys.readouterr().out
     for words in (
-        "2 arms x 1 seeds (0) = 2 runs of 2 steps, baseline bf16",
+        "2 arms, seeds 0: 2 runs of 2 steps, baseline bf16",
         'path = "random:qwen3_moe"',
         "model.precision.recipe = mxfp8  (baseline: bf16)",
         "s a step",
@@ -91,7 +91,7 @@ def test_killed_in_the_middle_and_called_again(tmp_path: Path) -> None:
     SIGKILL for the study and for the run that works: nothing of ours can clean up. The second call
     is interrupted, and resumes at the third from the checkpoint.
     """
-    path = _study(tmp_path, steps=3, trainer={"lr": 1e-4, "save_every": 1})
+    path = _study(tmp_path, steps=12, trainer={"lr": 1e-4, "save_every": 1})
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fos_rl.cli", "ablate", str(path), "--out", str(out)]
     first, second = (out / run.name for run in load_study(path).runs)
@@ -119,11 +119,11 @@ def test_killed_in_the_middle_and_called_again(tmp_path: Path) -> None:
     assert "1 runs finished, 1 were finished before, 0 failed" in result.stdout
     assert is_finished(second)
     assert "resumed" in json.loads((second / "environment.json").read_text())
-    assert [m["step"] for m in read_metrics(second)] == [0, 1, 2]
+    assert [m["step"] for m in read_metrics(second)] == list(range(12))
     assert done == {p: p.stat().st_mtime_ns for p in first.rglob("*") if p.is_file()}
     assert (out / "study.toml").read_bytes() == path.read_bytes()
     # The two arms answered the same prompts in every step.
-    for step in range(3):
+    for step in range(12):
         prompts = [
             [json.loads(line)["prompt_id"] for line in (run / f"rollouts/{step:06d}.jsonl").open()]
             for run in (first, second)

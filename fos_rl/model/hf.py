@@ -81,7 +81,8 @@ def _download(name: str) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"model.path = {name!r}: no such folder, and the Hugging Face hub did not give it "
-            f"({reason}); download it where the hub is reached and give the folder"
+            f"({reason}); download it where the hub is reached and give the folder. A dry run "
+            "can go without the model: fos-rl train CONFIG --dry-run --architecture CONFIG_JSON"
         ) from error
 
 
