@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 # Okabe and Ito's palette for colour-blind readers; its yellow is too pale on white.
 _COLOURS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -174,11 +174,16 @@ def log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> N
     positive = data[np.isfinite(data) & (data > 0)]
     if not positive.size:
         return
-    scale = axes.set_xscale if which == "x" else axes.set_yscale
+    scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
     if (data <= 0).any():
-        scale("symlog", linthresh=float(positive.min()), linscale=0.5)
+        linear_below = float(positive.min())
+        scale("symlog", linthresh=linear_below, linscale=0.5)
+        axis.set_major_formatter(LogFormatter(linthresh=linear_below))
     else:
+        # 6e-03 as text, where the default would draw a formula.
         scale("log")
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
 
 
 def whole_steps(axes: Axes) -> None:

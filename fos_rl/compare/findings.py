@@ -28,7 +28,7 @@ class Difference:
     def verdict(self) -> str:
         if self.interval is None:
             pairs = len(paired_runs(self.arm, self.other))
-            return "no common seed" if pairs == 0 else "not resolved (too few pairs)"
+            return "no common seed" if pairs == 0 else "too few pairs"
         if self.interval.mean == self.interval.half_width == 0:
             return "identical"
         if not self.interval.resolved:
@@ -36,12 +36,11 @@ class Difference:
         return "higher" if self.interval.mean > 0 else "lower"
 
     def show(self) -> str:
-        """`+0.031 [+0.012, +0.050]`, in the quantity's own precision."""
+        """`+0.031 [+0.012, +0.05]`, to two digits: an interval knows no more."""
         if self.interval is None:
             return "-"
-        form = self.quantity.format.replace("{:+", "{:").replace("{:", "{:+")
         ends = (self.interval.mean, self.interval.low, self.interval.high)
-        mean, low, high = (form.format(value) for value in ends)
+        mean, low, high = (f"{value:+.2g}" for value in ends)
         return f"{mean} [{low}, {high}]"
 
 
@@ -99,9 +98,9 @@ def _reward_findings(comparison: Comparison) -> list[str]:
     if unresolved:
         names = _join([d.arm.name for d in unresolved])
         sentence = f"Reward: not resolved against {baseline.name} for {names}"
-        widths = [d.interval for d in unresolved if d.interval is not None]
-        if widths:
-            widest = max(widths, key=lambda interval: interval.half_width)
+        intervals = [d.interval for d in unresolved if d.interval and d.interval.half_width]
+        if intervals:
+            widest = max(intervals, key=lambda interval: interval.half_width)
             sentence += (
                 f"; with {widest.units} a difference under {widest.half_width:.2g} cannot be seen"
             )

@@ -98,15 +98,13 @@ def load(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
     """
     found: dict[Path, list[Run]] = {}
     notes: list[str] = []
-    for path in dict.fromkeys(path.resolve() for path in paths):
-        folders = _run_folders(path)
-        for folder in folders:
-            steps = _read_steps(folder)
-            if steps:
-                arm = folder.parent if _SEED_FOLDER.fullmatch(folder.name) else folder
-                found.setdefault(arm, []).append(_read_run(folder, steps))
-            else:
-                notes.append(f"Missing: {folder.parent.name}/{folder.name} has no finished step.")
+    for folder in dict.fromkeys(f for path in paths for f in _run_folders(path.resolve())):
+        steps = _read_steps(folder)
+        if steps:
+            arm = folder.parent if _SEED_FOLDER.fullmatch(folder.name) else folder
+            found.setdefault(arm, []).append(_read_run(folder, steps))
+        else:
+            notes.append(f"Missing: {folder.parent.name}/{folder.name} has no finished step.")
     if not found:
         raise ValueError(
             f"{', '.join(str(path) for path in paths)}: no finished step in any run there; "

@@ -33,6 +33,11 @@ class Quantity:
     reduce: Reduce = "mean"
     format: str = "{:.3f}"
 
+    @property
+    def name(self) -> str:
+        """The label where no section stands above it."""
+        return f"{self.label}, {self.window}" if self.window in ("first", "later") else self.label
+
     def of(self, run: Run) -> float | None:
         """The run's value; None when its steps do not record the metric."""
         values = [v for m in self._steps(run) if (v := value_of(m, self.key)) is not None]

@@ -93,18 +93,23 @@ def run_grid(comparison: Comparison) -> Grid:
 
 
 def difference_grid(differences: Sequence[Difference]) -> Grid:
-    """Each difference with its interval, its pairs and the verdict."""
+    """A pair of arms a row, a quantity a column, each cell `verdict: difference [interval]`."""
+    quantities = list(dict.fromkeys(d.quantity for d in differences))
+    pairs: dict[tuple[str, str], dict[Quantity, Difference]] = {}
+    for d in differences:
+        pairs.setdefault((d.arm.name, d.other.name), {})[d.quantity] = d
     rows = [
         [
-            f"{d.arm.name} - {d.other.name}",
-            d.quantity.label,
-            d.show(),
-            d.interval.units if d.interval else "-",
-            d.verdict,
+            f"{ours} - {theirs}",
+            next((d.interval.units for d in found.values() if d.interval), "-"),
+            *(
+                f"{found[quantity].verdict}: {found[quantity].show()}" if quantity in found else "-"
+                for quantity in quantities
+            ),
         ]
-        for d in differences
+        for (ours, theirs), found in pairs.items()
     ]
-    return Grid(heading=["arms", "quantity", "difference [95 %]", "pairs", "verdict"], rows=rows)
+    return Grid(heading=["arms", "pairs", *(quantity.name for quantity in quantities)], rows=rows)
 
 
 def setting_grid(comparison: Comparison) -> Grid:

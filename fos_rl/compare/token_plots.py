@@ -85,10 +85,10 @@ def plot_scatter(arms: Sequence[Arm]) -> Plot:
             low = float(min(generator.min(), trainer.min()))
             axes.plot([low, 0], [low, 0], color=MUTED, linewidth=0.8, zorder=1)
             # An image inside the SVG: thousands of circles would make the page slow.
-            dots = axes.scatter(
+            axes.scatter(
                 generator, trainer, s=9, alpha=0.45, color=colour(number), lw=0, rasterized=True
             )
-            sketch.belongs(dots, number)
+            sketch.belongs(axes, number)
         return sketch
 
     caption = (
