@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from fos_rl.algorithm import AlgorithmConfig
 from fos_rl.spec import Bf16, Consistency, Frozen, Precision, check_consistency
 
 Positive = Annotated[int, Field(gt=0)]
@@ -101,22 +102,6 @@ class RewardConfig(Frozen):
     """Processor time for one answer; over it the answer scores 0 and is counted."""
 
 
-class ParallelConfig(Frozen):
-    """How a host is spread over tensor x data GPUs. So far only one GPU a host runs; a dry run
-    checks a larger layout against the model."""
-
-    tensor: Positive = 1
-    """GPUs that share every linear."""
-    data: Positive = 1
-    """Copies of the host; the trainer's shard their fp32 masters (FSDP)."""
-    expert: Positive = 1
-    """GPUs, of the tensor x data ones, that share the experts of a layer."""
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tensor * self.data
-
-
 class RolloutConfig(Frozen):
     prompts_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -133,40 +118,6 @@ class RolloutConfig(Frozen):
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
     """A response cut at max_new_tokens: train on it as scored, leave it out of the loss, or
     give it reward 0."""
-
-
-class AlgorithmConfig(Frozen):
-    """GRPO and its two common variants; a field left out takes the variant's value."""
-
-    type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
-    """grpo: Shao et al. 2024; dapo: Yu et al. 2025 (clip-higher, token mean); dr_grpo: Liu et
-    al. 2025 (no division by the group's standard deviation, constant length normaliser)."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratio floor is 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """Ratio ceiling is 1 + clip_high (dapo: 0.28)."""
-    normalize_advantages: bool = True
-    """Divide by the group's standard deviation (dr_grpo: false)."""
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
-    """Mean over tokens then sequences; over all tokens (dapo); or token sums over max_new_tokens
-    (dr_grpo)."""
-    ratio: Literal["bypass", "decoupled"] = "bypass"
-    """Old log-probs of the ratio: the generator's own, or the trainer's recompute of them."""
-    minibatches: Positive = 1
-    """Optimizer updates a step; the batch is split evenly by sequence."""
-    max_zero_variance_steps: Positive = 10
-    """Stop after this many steps in a row in which no group had reward variance."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _variant_defaults(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        variants: dict[str, dict[str, Any]] = {
-            "dapo": {"clip_high": 0.28, "aggregation": "token_mean"},
-            "dr_grpo": {"normalize_advantages": False, "aggregation": "constant"},
-        }
-        return {**variants.get(values.get("type", "grpo"), {}), **values}
 
 
 class TrainerConfig(Frozen):
@@ -192,7 +143,6 @@ class TrainerConfig(Frozen):
     """0 runs on the CPU; auto takes a GPU when there is one."""
     num_threads: Positive | None = None
     """CPU threads of the trainer; by default the cores it shares with the generator."""
-    parallel: ParallelConfig = ParallelConfig()
 
 
 class GeneratorConfig(Frozen):
@@ -208,7 +158,6 @@ class GeneratorConfig(Frozen):
     """Capture decode steps (GPU only)."""
     num_threads: Positive | None = None
     """CPU threads of the engine; by default the cores it shares with the trainer."""
-    parallel: ParallelConfig = ParallelConfig()
 
 
 class EvalConfig(Frozen):

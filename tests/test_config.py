@@ -70,6 +70,21 @@ def test_every_recipe_loads_over_every_config(path: Path, base: Path) -> None:
         pytest.param(
             _merged("algorithm", minibatches=100), ["minibatches = 100", "64"], id="minibatches"
         ),
+        pytest.param(
+            _merged("algorithm", correction={"type": "truncated"}),
+            ["algorithm.correction.type = 'truncated'", "twice", "ratio = 'decoupled'"],
+            id="correction",
+        ),
+        pytest.param(
+            _merged("algorithm", correction={"type": "geometric", "low": 1.2}),
+            ["algorithm.correction.low = 1.2", "less than 1"],
+            id="limits",
+        ),
+        pytest.param(
+            _merged("algorithm", type="cispo", dual_clip=3),
+            ["algorithm.dual_clip = 3", "cispo limits the ratio itself", "leave it out"],
+            id="dual clip",
+        ),
         pytest.param({"data": GOOD["data"]}, ["model", "required"], id="missing section"),
         pytest.param(_merged("data", type="chess"), ["data", "chess", "dapo_math"], id="data type"),
     ],
@@ -177,6 +192,8 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         ("grpo", 0.2, True, "sequence_mean"),
         ("dapo", 0.28, True, "token_mean"),
         ("dr_grpo", 0.2, False, "constant"),
+        ("gspo", 4e-4, True, "sequence_mean"),
+        ("cispo", 4.0, True, "token_mean"),
     ],
 )
 def test_algorithm_variants(

@@ -1,62 +1,50 @@
-"""The clipped policy-gradient loss, as a weighted sum over tokens.
+"""Policy-gradient losses, each a weighted sum over tokens.
 
 Weights carry the aggregation and the mask. They are made once from the whole batch, so the losses
-of its micro-batches add up to the loss of the batch, however it is cut.
+of its micro-batches add up to the loss of the batch, however it is cut between sequences.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Aggregation = Literal["sequence_mean", "token_mean", "constant"]
-
-# exp(20) is 5e8: beyond it a token says that the two policies are unrelated, and inf would poison
-# the whole batch.
-MAX_LOG_RATIO = 20.0
+from fos_rl.algorithm import AlgorithmConfig
+from fos_rl.trainer.corrections import CorrectionFactors
+from fos_rl.trainer.ratios import bounded_exp, sequence_means
 
 
-def token_weights(
-    loss_masks: Sequence[Bool[np.ndarray, "_"]],
-    *,
-    aggregation: Aggregation,
-    max_new_tokens: int,
-) -> list[Float[np.ndarray, "_"]]:
-    """Each token's share of the loss, 0 where the mask is False; one array a sequence.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTokens:
+    """The response tokens of a micro-batch, whole sequences in a row.
 
-    With N sequences that have a True token, n_i True tokens in sequence i and T in all:
-
-    - `sequence_mean` (GRPO): 1 / (N n_i), the mean over tokens, then over sequences.
-    - `token_mean` (DAPO): 1 / T, so that a long response weighs more.
-    - `constant` (Dr.GRPO): 1 / (N max_new_tokens), so that length changes no token's weight.
-
-    Example: masks [T, T, F] and [T] have weights [1/4, 1/4, 0] and [1/2] under sequence_mean, and
-    [1/3, 1/3, 0] and [1/3] under token_mean.
-
-    Args:
-        loss_masks: over the whole batch of one optimizer update, all ranks and micro-batches.
-            False for prompts, masked responses and tokens without a finite log-prob.
-        max_new_tokens: the sampling limit; used by `constant`.
+    Example: two sequences of 2 and 1 tokens have lengths [2, 1] and per token arrays of 3.
     """
-    counts = [int(mask.sum()) for mask in loss_masks]
-    num_sequences = sum(count > 0 for count in counts)
-    num_tokens = sum(counts)
 
-    def weight(count: int) -> float:
-        if count == 0:
-            return 0.0
-        if aggregation == "sequence_mean":
-            return 1.0 / (num_sequences * count)
-        if aggregation == "token_mean":
-            return 1.0 / num_tokens
-        return 1.0 / (num_sequences * max_new_tokens)
+    log_probs: Float[Tensor, " tokens"]
+    """Of the policy being trained, fp32; the only ones that need a gradient."""
+    old_log_probs: Float[Tensor, " tokens"]
+    """The ratio's denominator: the generator's (`algorithm.ratio = "bypass"`), or the trainer's
+    own before the step (`"decoupled"`)."""
+    advantages: Float[Tensor, " tokens"]
+    """Each token's sequence's advantage."""
+    weights: Float[Tensor, " tokens"]
+    """Share of the loss, from `token_weights`. Tokens of weight 0 are left out of loss, gradient
+    and sums, even where their log-probs are not finite."""
+    correction: CorrectionFactors
+    """Further factors of the loss; a token that they zero is still counted."""
+    lengths: Sequence[int]
 
-    pairs = zip(loss_masks, counts, strict=True)
-    return [mask.astype(np.float32) * np.float32(weight(count)) for mask, count in pairs]
+    @property
+    def counted(self) -> Bool[Tensor, " tokens"]:
+        return self.weights != 0
+
+    def log_ratio(self) -> Float[Tensor, " tokens"]:
+        """log(policy / old policy), 0 for tokens that do not count."""
+        difference = self.log_probs - self.old_log_probs.detach()
+        return torch.where(self.counted, difference, torch.zeros_like(difference))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +55,8 @@ class PolicyLoss:
     whose gradient the clip removed (positive advantage above the ceiling, negative below the
     floor). `num_out_of_band`: tokens whose ratio left the band, whatever their advantage. When the
     old log-probs are the trainer's own of the same weights, both are 0 by construction.
+    `num_dual_clipped`: tokens whose gradient the second clip of negative advantages removed; None
+    without one.
     """
 
     loss: Float[Tensor, ""]
@@ -74,43 +64,95 @@ class PolicyLoss:
     num_clipped: Float[Tensor, ""]
     num_out_of_band: Float[Tensor, ""]
     ratio_sum: Float[Tensor, ""]
+    num_dual_clipped: Float[Tensor, ""] | None = None
 
 
-def policy_loss(
-    log_probs: Float[Tensor, " tokens"],
-    old_log_probs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    weights: Float[Tensor, " tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
+def policy_loss(tokens: PolicyTokens, algorithm: AlgorithmConfig) -> PolicyLoss:
+    """The loss that `algorithm.type` names."""
+    band = (1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high)
+    if algorithm.type == "cispo":
+        return cispo_loss(tokens, band)
+    if algorithm.type == "gspo":
+        return gspo_loss(tokens, band, algorithm.dual_clip)
+    return ppo_clip_loss(tokens, band, algorithm.dual_clip)
+
+
+def ppo_clip_loss(
+    tokens: PolicyTokens, band: tuple[float, float], dual_clip: float | None = None
 ) -> PolicyLoss:
-    """sum_t weights_t * -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t), with
-    r_t = exp(log_probs_t - old_log_probs_t).
+    """sum_t w_t * -min(r_t A_t, clip(r_t, band) A_t), with r_t = exp(log_probs_t - old_t).
 
-    Schulman et al. 2017 (arXiv:1707.06347), equation 7; different limits on the two sides are
-    DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476). Tokens of weight 0 are left out of loss,
-    gradient and sums even where their log-probs are not finite. Log-ratios are held within
-    +-MAX_LOG_RATIO.
-
-    Args:
-        log_probs: of the policy being trained, fp32; the only input that needs a gradient.
-        old_log_probs: of the policy that sampled (bypass), or of the trainer before the update.
-        advantages: each token's sequence's advantage.
-        weights: from `token_weights`.
+    Schulman et al. 2017 (arXiv:1707.06347), equation 7; the loss of GRPO and Dr.GRPO, and with
+    different limits on the two sides DAPO's clip-higher (Yu et al. 2025, arXiv:2503.14476).
     """
-    counted = weights != 0
-    zero = torch.zeros_like(log_probs)
-    log_ratio = torch.where(counted, log_probs - old_log_probs.detach(), zero)
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    floor, ceiling = 1.0 - clip_low, 1.0 + clip_high
-    gain = torch.minimum(ratio * advantages, ratio.clamp(floor, ceiling) * advantages)
-    above, below = ratio > ceiling, ratio < floor
-    clipped = (above & (advantages > 0)) | (below & (advantages < 0))
+    return _clipped(tokens, tokens.log_ratio(), band, dual_clip)
+
+
+def gspo_loss(
+    tokens: PolicyTokens, band: tuple[float, float], dual_clip: float | None = None
+) -> PolicyLoss:
+    """The clipped loss of one ratio a sequence: s = exp(mean_t log r_t), its tokens' geometric
+    mean.
+
+    Zheng et al. 2025 (arXiv:2507.18071), equations 5 and 7. A sequence is clipped as a whole, and
+    since s is within a few 1e-4 of 1, so is the band.
+    """
+    log_ratio = sequence_means(tokens.log_ratio(), tokens.counted, tokens.lengths)
+    return _clipped(tokens, log_ratio, band, dual_clip)
+
+
+def cispo_loss(tokens: PolicyTokens, band: tuple[float, float]) -> PolicyLoss:
+    """sum_t w_t * -clip(r_t, band) A_t log_probs_t, without a gradient through the ratio.
+
+    MiniMax-M1 (arXiv:2506.13585), equation 4: the clip limits a token's weight and never takes its
+    gradient, so num_clipped is 0 and num_out_of_band counts the limited weights.
+    """
+    ratio = bounded_exp(tokens.log_ratio().detach())
+    log_probs = torch.where(tokens.counted, tokens.log_probs, torch.zeros_like(tokens.log_probs))
+    gain = ratio.clamp(*band) * tokens.advantages * log_probs
+    return _summed(tokens, gain, ratio, band, clipped=torch.zeros_like(tokens.counted))
+
+
+def _clipped(
+    tokens: PolicyTokens,
+    log_ratio: Float[Tensor, " tokens"],
+    band: tuple[float, float],
+    dual_clip: float | None,
+) -> PolicyLoss:
+    """-min(r A, clip(r, band) A), for negative A no lower than dual_clip * A.
+
+    The second clip is Ye et al. 2019 (arXiv:1912.09729), section 4.4: without it a token that the
+    policy has made much likelier than the old one, and that was bad, has a gradient without bound.
+    """
+    ratio, advantages = bounded_exp(log_ratio), tokens.advantages
+    gain = torch.minimum(ratio * advantages, ratio.clamp(*band) * advantages)
+    bad = advantages < 0
+    dual_clipped = None
+    if dual_clip is not None:
+        dual_clipped = bad & (ratio > dual_clip)
+        gain = torch.where(bad, torch.maximum(gain, dual_clip * advantages), gain)
+    floor, ceiling = band
+    clipped = ((ratio > ceiling) & (advantages > 0)) | ((ratio < floor) & bad)
+    return _summed(tokens, gain, ratio, band, clipped=clipped, dual_clipped=dual_clipped)
+
+
+def _summed(
+    tokens: PolicyTokens,
+    gain: Float[Tensor, " tokens"],
+    ratio: Float[Tensor, " tokens"],
+    band: tuple[float, float],
+    *,
+    clipped: Bool[Tensor, " tokens"],
+    dual_clipped: Bool[Tensor, " tokens"] | None = None,
+) -> PolicyLoss:
+    counted = tokens.counted
+    zero = torch.zeros_like(gain)
+    outside = (ratio < band[0]) | (ratio > band[1])
     return PolicyLoss(
-        loss=-(torch.where(counted, gain, zero) * weights).sum(),
+        loss=-(torch.where(counted, gain * tokens.correction.weights, zero) * tokens.weights).sum(),
         num_tokens=counted.sum().float(),
         num_clipped=(clipped & counted).sum().float(),
-        num_out_of_band=((above | below) & counted).sum().float(),
+        num_out_of_band=(outside & counted).sum().float(),
         ratio_sum=torch.where(counted, ratio.detach(), zero).sum(),
+        num_dual_clipped=None if dual_clipped is None else (dual_clipped & counted).sum().float(),
     )

@@ -35,23 +35,30 @@ class MicroBatch:
 def pack(
     batch: TrainBatch, sequences: Sequence[int], max_tokens: int, device: torch.device
 ) -> list[MicroBatch]:
-    """The chosen sequences in order, in micro-batches of at most `max_tokens` tokens.
+    """The chosen sequences in order, in micro-batches of at most `max_tokens` tokens."""
+    lengths = [len(batch.token_ids[i]) for i in sequences]
+    groups = group_by_tokens(lengths, max_tokens)
+    return [pack_together(batch, [sequences[i] for i in group], device) for group in groups]
 
-    A sequence longer than that gets a micro-batch of its own.
+
+def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Sequences in order, in groups of at most `max_tokens` tokens; a longer one is alone.
+
+    Example: lengths [4, 3, 5, 20] and 8 tokens make groups [0, 1], [2] and [3].
     """
     groups: list[list[int]] = []
     used = max_tokens
-    for index in sequences:
-        length = len(batch.token_ids[index])
+    for index, length in enumerate(lengths):
         if used + length > max_tokens:
             groups.append([])
             used = 0
         groups[-1].append(index)
         used += length
-    return [_pack_one(batch, group, device) for group in groups]
+    return groups
 
 
-def _pack_one(batch: TrainBatch, group: list[int], device: torch.device) -> MicroBatch:
+def pack_together(batch: TrainBatch, group: list[int], device: torch.device) -> MicroBatch:
+    """One micro-batch of the chosen sequences, which may repeat."""
     lengths = [len(batch.token_ids[i]) for i in group]
     prompts = [batch.prompt_lengths[i] for i in group]
     starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,15 @@ from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
+from fos_rl.trainer.aggregation import token_weights
+from fos_rl.trainer.corrections import correct
 from fos_rl.trainer.log_probs import token_log_probs
-from fos_rl.trainer.losses import PolicyLoss, policy_loss, token_weights
+from fos_rl.trainer.losses import PolicyTokens, policy_loss
 from fos_rl.trainer.masters import Masters
-from fos_rl.trainer.mismatch import mismatch_metrics
-from fos_rl.trainer.packing import MicroBatch, pack
+from fos_rl.trainer.mismatch import mismatch_metrics, over_floor
+from fos_rl.trainer.noise_floor import floor_batches
+from fos_rl.trainer.packing import MicroBatch, group_by_tokens, pack, pack_together
+from fos_rl.trainer.step_metrics import StepSums
 from fos_rl.types import StepResult, TrainBatch
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -70,55 +73,84 @@ class GrpoTrainer:
         return self.spec.contract()
 
     def step(self, batch: TrainBatch) -> StepResult:
-        """Measure the mismatch, then make the step's optimizer updates."""
-        sums = MetricSums()
-        log_probs: list[Tensor] = []
-        if self.algorithm.minibatches > 1:
-            # Later updates change the policy: everything is scored before the first one.
-            log_probs = list(self._score(batch))
-        before = [*log_probs]
+        """Measure the mismatch and its noise floor, then make the step's optimizer updates."""
+        rescored = self._rescore_sample(batch)
+        # Later updates change the policy: everything is scored before the first one.
+        initial = list(self._score(batch)) if self.algorithm.minibatches > 1 else []
+        scored: list[Tensor] = []
+        sums = StepSums()
         for minibatch in np.array_split(np.arange(batch.num_sequences), self._num_updates(batch)):
-            scored = self._update(batch, minibatch.tolist(), log_probs, sums)
-            if self.algorithm.minibatches == 1:
-                before = scored
+            scored += self._update(batch, minibatch.tolist(), initial, sums)
         self.policy_version += 1
-        arrays = [values.cpu().numpy() for values in before]
+        log_probs = [values.cpu().numpy() for values in initial or scored]
         return StepResult(
             policy_version=self.policy_version,
             metrics={
                 **sums.means(),
-                **mismatch_metrics(arrays, batch.generator_log_probs),
+                **self._mismatch(batch, log_probs, rescored),
                 "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
                 "policy/version": float(self.policy_version),
                 "trainer/lr": self.optimizer.param_groups[0]["lr"],
             },
-            log_probs=arrays,
+            log_probs=log_probs,
         )
+
+    @staticmethod
+    def _mismatch(
+        batch: TrainBatch, log_probs: list[np.ndarray], rescored: dict[int, np.ndarray]
+    ) -> dict[str, float]:
+        """Trainer against generator, and beside it the trainer against itself in other batches."""
+        metrics = mismatch_metrics(log_probs, batch.generator_log_probs)
+        metrics |= mismatch_metrics(
+            list(rescored.values()), [log_probs[i] for i in rescored], prefix="mismatch/floor_"
+        )
+        return metrics | over_floor(metrics)
 
     def _num_updates(self, batch: TrainBatch) -> int:
         return min(self.algorithm.minibatches, batch.num_sequences)
 
     def _update(
-        self, batch: TrainBatch, sequences: list[int], before: list[Tensor], sums: "MetricSums"
+        self, batch: TrainBatch, sequences: list[int], initial: list[Tensor], sums: StepSums
     ) -> list[Tensor]:
         """One optimizer update; returns the sequences' log-probs under the weights before it."""
         weights = self._token_weights(batch, sequences)
         scored: list[Tensor] = []
         for microbatch in pack(batch, sequences, self.config.microbatch_tokens, self.device):
             log_probs, entropy = self._forward(microbatch)
-            result = policy_loss(
-                log_probs,
-                self._old_log_probs(microbatch, log_probs, before),
-                microbatch.advantages,
-                torch.cat([weights[i] for i in microbatch.sequences]).to(self.device),
-                clip_low=self.algorithm.clip_low,
-                clip_high=self.algorithm.clip_high,
-            )
+            tokens = self._policy_tokens(microbatch, log_probs, weights, initial)
+            result = policy_loss(tokens, self.algorithm)
             result.loss.backward()
             scored += log_probs.detach().split(microbatch.response_lengths)
-            sums.add(result, entropy)
+            sums.add(result, tokens, entropy)
         sums.update_done(self._apply_gradients())
         return scored
+
+    def _policy_tokens(
+        self,
+        microbatch: MicroBatch,
+        log_probs: Tensor,
+        weights: dict[int, Tensor],
+        initial: list[Tensor],
+    ) -> PolicyTokens:
+        """The micro-batch as the loss sees it.
+
+        Args:
+            initial: each sequence's log-probs before the step; empty where this is the step's only
+                update, so that they are those of this very forward.
+        """
+        before = log_probs.detach()
+        if initial:
+            before = torch.cat([initial[i] for i in microbatch.sequences])
+        share = torch.cat([weights[i] for i in microbatch.sequences]).to(self.device)
+        theirs, lengths = microbatch.generator_log_probs, microbatch.response_lengths
+        return PolicyTokens(
+            log_probs=log_probs,
+            old_log_probs=theirs if self.algorithm.ratio == "bypass" else before,
+            advantages=microbatch.advantages,
+            weights=share,
+            correction=correct(self.algorithm.correction, before, theirs, share != 0, lengths),
+            lengths=lengths,
+        )
 
     def _token_weights(self, batch: TrainBatch, sequences: list[int]) -> dict[int, Tensor]:
         """Each token's share of the loss; 0 where the generator's log-prob is not finite."""
@@ -129,16 +161,6 @@ class GrpoTrainer:
             max_new_tokens=self.rollout.max_new_tokens,
         )
         return {i: torch.from_numpy(w) for i, w in zip(sequences, weights, strict=True)}
-
-    def _old_log_probs(
-        self, microbatch: MicroBatch, log_probs: Tensor, before: list[Tensor]
-    ) -> Tensor:
-        """The ratio's denominator: the generator's log-probs, or the trainer's before the step."""
-        if self.algorithm.ratio == "bypass":
-            return microbatch.generator_log_probs
-        if before:
-            return torch.cat([before[i] for i in microbatch.sequences])
-        return log_probs.detach()
 
     def _forward(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs (with gradient) and entropies of a micro-batch's response tokens."""
@@ -159,6 +181,19 @@ class GrpoTrainer:
         for microbatch in pack(batch, order, self.config.microbatch_tokens, self.device):
             log_probs, _ = self._forward(microbatch)
             yield from log_probs.split(microbatch.response_lengths)
+
+    @torch.no_grad()
+    def _rescore_sample(self, batch: TrainBatch) -> dict[int, np.ndarray]:
+        """Log-probs of some of the batch's sequences, by index, each computed in another batch."""
+        lengths = [len(ids) for ids in batch.token_ids]
+        groups = group_by_tokens(lengths, self.config.microbatch_tokens)
+        rescored: dict[int, np.ndarray] = {}
+        for sequences in floor_batches(lengths, groups, seed=self.policy_version):
+            microbatch = pack_together(batch, sequences, self.device)
+            log_probs, _ = self._forward(microbatch)
+            own = log_probs[: microbatch.response_lengths[0]]
+            rescored[sequences[0]] = own.cpu().numpy()
+        return rescored
 
     def _apply_gradients(self) -> float:
         """Clip, step, publish; returns the gradient norm before clipping."""
@@ -194,45 +229,3 @@ class GrpoTrainer:
 
     def weight_checksums(self) -> dict[str, int]:
         return named_checksums(self.decoder)
-
-
-@dataclass(slots=True)
-class MetricSums:
-    """Sums over micro-batches that become a step's means."""
-
-    loss: float = 0.0
-    tokens: float = 0.0
-    clipped: float = 0.0
-    out_of_band: float = 0.0
-    ratio: float = 0.0
-    entropy: float = 0.0
-    entropy_tokens: int = 0
-    grad_norms: list[float] = field(default_factory=list)
-
-    def add(self, result: PolicyLoss, entropy: Tensor) -> None:
-        self.loss += float(result.loss.detach())
-        self.tokens += float(result.num_tokens)
-        self.clipped += float(result.num_clipped)
-        self.out_of_band += float(result.num_out_of_band)
-        self.ratio += float(result.ratio_sum)
-        self.entropy += float(entropy.sum())
-        self.entropy_tokens += entropy.numel()
-
-    def update_done(self, grad_norm: float) -> None:
-        self.grad_norms.append(grad_norm)
-
-    def means(self) -> dict[str, float]:
-        """Per token, but for the loss and the gradient norm, which are per update."""
-        metrics = {"loss/policy": self.loss / len(self.grad_norms)}
-        if self.tokens:
-            metrics["loss/ratio/mean"] = self.ratio / self.tokens
-            metrics["loss/clip_frac"] = self.clipped / self.tokens
-            metrics["loss/out_of_band_frac"] = self.out_of_band / self.tokens
-        if self.entropy_tokens:
-            metrics["policy/entropy"] = self.entropy / self.entropy_tokens
-        finite = [norm for norm in self.grad_norms if math.isfinite(norm)]
-        if finite:
-            metrics["trainer/grad_norm"] = sum(finite) / len(finite)
-        if len(finite) < len(self.grad_norms):
-            metrics["trainer/skipped_updates"] = float(len(self.grad_norms) - len(finite))
-        return metrics

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fos_rl.trainer.packing import pack
+from fos_rl.trainer.packing import group_by_tokens, pack, pack_together
 from fos_rl.types import TrainBatch
 
 CPU = torch.device("cpu")
@@ -50,3 +50,16 @@ def test_every_sequence_once_and_no_microbatch_too_long() -> None:
             assert ids.tolist() == batch.token_ids[i].tolist()
         # The token after each predicting place is its target.
         assert torch.equal(m.token_ids[m.predicted_from + 1], m.targets)
+
+
+def test_grouping_example() -> None:
+    assert group_by_tokens([4, 3, 5, 20], 8) == [[0, 1], [2], [3]]
+    assert group_by_tokens([], 8) == []
+
+
+def test_a_sequence_may_be_packed_beside_its_copy() -> None:
+    batch = _batch([(2, 3), (4, 2)])
+    packed = pack_together(batch, [1, 1], CPU)
+    assert packed.lengths == [6, 6]
+    assert packed.token_ids.tolist() == [*batch.token_ids[1], *batch.token_ids[1]]
+    assert packed.response_lengths == [2, 2]

@@ -11,6 +11,8 @@ from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.hf import read_architecture, read_weights
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, ModelSpec
+from fos_rl.trainer.noise_floor import floor_batches
+from fos_rl.trainer.packing import MicroBatch
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import TrainBatch
 
@@ -70,17 +72,37 @@ def test_a_packed_sequence_scores_as_alone(folder: Path) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_microbatches_sum_to_the_whole_batch(folder: Path, aggregation: str) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"aggregation": "sequence_mean"},
+        {"aggregation": "token_mean"},
+        {"aggregation": "sequence_sum"},
+        {"type": "dr_grpo", "correction": {"type": "geometric", "low": 0.99, "high": 1.005}},
+        {"type": "gspo", "clip_low": 0.01, "clip_high": 0.01},
+        {
+            "type": "cispo",
+            "ratio": "decoupled",
+            "correction": {"type": "truncated", "level": "sequence", "max_weight": 1.1},
+        },
+        {"ratio": "decoupled", "correction": {"type": "masked", "low": 0.97, "high": 1.03}},
+    ],
+    ids=["sequence", "token", "sum", "dr_grpo", "gspo", "cispo", "masked"],
+)
+def test_microbatches_sum_to_the_whole_batch(folder: Path, algorithm: dict) -> None:
     """Loss, metrics and updated weights do not depend on how the batch is cut."""
     results, weights = [], []
     for tokens in (4096, 30):
-        trainer = _trainer(folder, microbatch_tokens=tokens, aggregation=aggregation)
+        trainer = _trainer(folder, microbatch_tokens=tokens, **algorithm)
         results.append(trainer.step(_batch(trainer)))
         weights.append(torch.cat([w.flatten() for w in trainer.masters]))
     for key in ("loss/policy", "loss/ratio/mean", "policy/entropy", "trainer/grad_norm"):
         assert results[0].metrics[key] == pytest.approx(results[1].metrics[key], rel=1e-4)
     assert results[0].metrics["loss/clip_frac"] == results[1].metrics["loss/clip_frac"]
+    corrected = {key for key in results[0].metrics if key.startswith("correction/")}
+    assert bool(corrected) == ("correction" in algorithm)
+    for key in corrected:
+        assert 0 < results[0].metrics[key] == pytest.approx(results[1].metrics[key], rel=1e-5)
     # Adam divides by the gradient's own size: an element whose gradient is at the noise may move
     # the other way by lr, few may.
     assert (weights[0] - weights[1]).abs().max() <= 2.1e-3
@@ -96,6 +118,91 @@ def test_mismatch_is_measured_before_the_update(folder: Path) -> None:
     # The noise that the batch was given: mean |N(0, 0.05)| = 0.04.
     assert 0.02 < result.metrics["mismatch/log_prob_abs_diff/mean"] < 0.06
     assert result.policy_version == trainer.policy_version == 1
+
+
+def test_noise_floor_is_the_trainer_against_itself_before_the_update(folder: Path) -> None:
+    """Against the sampled sequence scored alone by the weights that the step starts from; lr is
+    large, so weights after the update would differ by far more."""
+    trainer = _trainer(folder)
+    batch = _batch(trainer)
+    alone = []
+    for i in range(batch.num_sequences):
+        one = TrainBatch(
+            token_ids=[batch.token_ids[i]],
+            prompt_lengths=[batch.prompt_lengths[i]],
+            generator_log_probs=[batch.generator_log_probs[i]],
+            advantages=batch.advantages[i : i + 1],
+        )
+        alone += [values.numpy() for values in trainer._score(one)]
+    result = trainer.step(batch)
+    lengths = [len(ids) for ids in batch.token_ids]
+    [[sampled]] = floor_batches(lengths, [list(range(len(lengths)))], seed=0)
+    d = np.abs(alone[sampled] - result.log_probs[sampled])
+    metrics = result.metrics
+    assert metrics["mismatch/floor_log_prob_abs_diff/mean"] == pytest.approx(d.mean(), rel=1e-6)
+    assert metrics["mismatch/floor_log_prob_abs_diff/max"] == pytest.approx(d.max(), rel=1e-6)
+    # fp32 sums in another order.
+    assert metrics["mismatch/floor_log_prob_abs_diff/max"] < 1e-5
+
+
+@pytest.mark.parametrize(("tokens", "packed", "again"), [(4096, 6, 1), (1, 1, 2)], ids=str)
+def test_the_floor_sees_what_depends_on_the_batch(
+    folder: Path, tokens: int, packed: int, again: int
+) -> None:
+    """A planted error of 1e-3 for each sequence of the micro-batch: packed six together and scored
+    again alone, or alone and scored again beside a copy."""
+    trainer = _trainer(folder, microbatch_tokens=tokens)
+    batch = _batch(trainer)
+    forward = trainer._forward
+
+    def biased(microbatch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs, entropy = forward(microbatch)
+        return log_probs + 1e-3 * len(microbatch.lengths), entropy
+
+    trainer._forward = biased
+    metrics = trainer.step(batch).metrics
+    floor = metrics["mismatch/floor_log_prob_abs_diff/mean"]
+    # Log-probs of size 5 are fp32 numbers 5e-7 apart, and so far from each other anyway.
+    assert floor == pytest.approx(1e-3 * abs(packed - again), abs=3e-6)
+    assert metrics["mismatch/floor_kl_k1"] == pytest.approx(1e-3 * (packed - again), abs=3e-6)
+    over = metrics["mismatch/log_prob_abs_diff/mean"] / floor
+    assert metrics["mismatch/over_floor"] == pytest.approx(over, rel=1e-12)
+    floors = {key.removeprefix("mismatch/floor_") for key in metrics if "/floor_" in key}
+    assert {key for key in floors if not key.startswith("by_")} == {
+        key.removeprefix("mismatch/")
+        for key in metrics
+        if key.startswith("mismatch/") and not key.startswith(("mismatch/floor", "mismatch/by_"))
+    } - {"over_floor"}
+
+
+def test_corrections_use_the_trainers_log_probs_before_the_step(folder: Path) -> None:
+    """Also in later updates of a step, when the policy has moved on."""
+    correction = {"type": "truncated", "max_weight": 1.01}
+    trainer = _trainer(folder, ratio="decoupled", minibatches=3, correction=correction)
+    batch = _batch(trainer)
+    before = np.concatenate([values.numpy() for values in trainer._score(batch)])
+    rho = np.exp(before - np.concatenate(batch.generator_log_probs))
+    metrics = trainer.step(batch).metrics
+    # One token of 60 may sit on the limit, where fp32 and numpy round differently.
+    assert metrics["correction/truncated_frac"] == pytest.approx(np.mean(rho > 1.01), abs=0.02)
+    assert metrics["correction/weight/mean"] == pytest.approx(np.minimum(rho, 1.01).mean(), 1e-5)
+    assert "correction/masked_frac" not in metrics
+
+
+def test_a_masked_token_has_no_gradient(folder: Path) -> None:
+    """With every token outside the limits the masters stay, but for nothing: AdamW without decay
+    and with a gradient of 0."""
+    trainer = _trainer(
+        folder, ratio="decoupled", correction={"type": "masked", "low": 0.999, "high": 1.001}
+    )
+    batch = _batch(trainer)
+    far = [values + np.float32(0.5) for values in batch.generator_log_probs]
+    before = [w.clone() for w in trainer.masters]
+    metrics = trainer.step(replace(batch, generator_log_probs=far)).metrics
+    assert metrics["correction/masked_frac"] == 1
+    assert metrics["correction/weight/mean"] == 0
+    assert metrics["trainer/grad_norm"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.masters, strict=True))
 
 
 def test_ratio_modes(folder: Path) -> None:
