@@ -102,6 +102,22 @@ class RewardConfig(Frozen):
     """Processor time for one answer; over it the answer scores 0 and is counted."""
 
 
+class ParallelConfig(Frozen):
+    """How a host is spread over tensor x data GPUs. So far only one GPU a host runs; a dry run
+    checks a larger layout against the model."""
+
+    tensor: Positive = 1
+    """GPUs that share every linear."""
+    data: Positive = 1
+    """Copies of the host; the trainer's shard their fp32 masters (FSDP)."""
+    expert: Positive = 1
+    """GPUs, of the tensor x data ones, that share the experts of a layer."""
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor * self.data
+
+
 class RolloutConfig(Frozen):
     prompts_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -143,6 +159,7 @@ class TrainerConfig(Frozen):
     """0 runs on the CPU; auto takes a GPU when there is one."""
     num_threads: Positive | None = None
     """CPU threads of the trainer; by default the cores it shares with the generator."""
+    parallel: ParallelConfig = ParallelConfig()
 
 
 class GeneratorConfig(Frozen):
@@ -158,6 +175,7 @@ class GeneratorConfig(Frozen):
     """Capture decode steps (GPU only)."""
     num_threads: Positive | None = None
     """CPU threads of the engine; by default the cores it shares with the trainer."""
+    parallel: ParallelConfig = ParallelConfig()
 
 
 class EvalConfig(Frozen):
