@@ -190,7 +190,10 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
-        "section", nargs="?", default="", help="such as trainer or model.precision"
+        "section",
+        nargs="?",
+        default="",
+        help="such as trainer or model.precision; or metrics, for what is measured",
     )
     explain.set_defaults(run=_explain)
     return parser

@@ -4,6 +4,7 @@ from types import GenericAlias
 from typing import Any, get_args
 
 from fos_rl.config import section_models
+from fos_rl.metrics import explain_metrics
 from fos_rl.spec import Frozen
 
 # Each is refused before a host starts; tests/test_explain.py makes each of these mistakes.
@@ -38,11 +39,13 @@ IMPOSSIBLE = {
 
 
 def explain(section: str = "") -> str:
-    """The fields of a section and of the sections below it.
+    """The fields of a section and of the sections below it; for "metrics", what is measured.
 
     Raises:
         ValueError: when there is no such section.
     """
+    if section == "metrics":
+        return explain_metrics()
     models = section_models(section)
     if not models:
         raise ValueError(f"no section {section!r}; fos-rl explain lists all")

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from metric_keys import unknown_keys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fos_rl.config import load_config, parse_config
@@ -20,6 +21,7 @@ from fos_rl.runs import read_metrics
 ROOT = Path(__file__).parent.parent
 TINY_MOE = ROOT / "configs" / "tiny_moe.toml"
 
+QUANTILES = ("p50", "p90", "p99", "max")
 KEYS = {
     "step",
     "reward/mean",
@@ -27,11 +29,12 @@ KEYS = {
     "rollout/truncated_frac",
     "rollout/zero_variance_groups",
     "mismatch/log_prob_abs_diff/mean",
-    "mismatch/log_prob_abs_diff/p50",
-    "mismatch/log_prob_abs_diff/p99",
-    "mismatch/log_prob_abs_diff/max",
-    "mismatch/kl_k1",
-    "mismatch/kl_k3",
+    *(f"mismatch/{floor}log_prob_abs_diff/{q}" for floor in ("", "floor_") for q in QUANTILES),
+    *(f"mismatch/{way}kl_{k}" for way in ("", "reverse_") for k in ("k1", "k2", "k3")),
+    "mismatch/chi2",
+    "mismatch/ess_frac",
+    "mismatch/perplexity_ratio",
+    "mismatch/outside_1e-6_frac",
     "loss/clip_frac",
     "loss/out_of_band_frac",
     "loss/ratio_is_generator",
@@ -58,6 +61,7 @@ def test_metrics_are_complete_and_agree(run: Path) -> None:
     assert [m["step"] for m in steps] == [0, 1, 2]
     for metrics in steps:
         assert metrics.keys() >= KEYS
+        assert not unknown_keys(metrics.keys() - {"step"})
         assert 0 < metrics["mismatch/log_prob_abs_diff/max"] < 1e-4
         assert abs(metrics["loss/ratio/mean"] - 1) < 1e-4
     assert [m["policy/version"] for m in steps] == [1, 2, 3]

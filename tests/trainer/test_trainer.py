@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from metric_keys import unknown_keys
 
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.hf import read_architecture, read_weights
@@ -99,6 +100,7 @@ def test_microbatches_sum_to_the_whole_batch(folder: Path, algorithm: dict) -> N
     for key in ("loss/policy", "loss/ratio/mean", "policy/entropy", "trainer/grad_norm"):
         assert results[0].metrics[key] == pytest.approx(results[1].metrics[key], rel=1e-4)
     assert results[0].metrics["loss/clip_frac"] == results[1].metrics["loss/clip_frac"]
+    assert not unknown_keys(results[0].metrics)
     corrected = {key for key in results[0].metrics if key.startswith("correction/")}
     assert bool(corrected) == ("correction" in algorithm)
     for key in corrected:
