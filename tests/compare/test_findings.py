@@ -1,0 +1,81 @@
+import pytest
+
+from fos_rl.compare.checks import check_backward_modes
+from fos_rl.compare.findings import backward_differences, baseline_differences, summary
+from fos_rl.compare.load import Comparison, load
+from tests.compare.conftest import QUANTIZED
+
+MEAN, FLOOR = "mismatch/log_prob_abs_diff/mean", "mismatch/floor_log_prob_abs_diff/mean"
+
+
+def _study(write_run, folder, arms: dict[str, list[float]], **metrics: float) -> Comparison:
+    """Arms with a late reward for each of seeds 0, 1, ..."""
+    for arm, rewards in arms.items():
+        for seed, reward in enumerate(rewards):
+            write_run(folder / arm / f"seed_{seed}", [{"reward/mean": reward, **metrics}])
+    return load([folder], next(iter(arms)))
+
+
+def test_a_reward_is_resolved_or_not(tmp_path, write_run) -> None:
+    arms = {"base": [0.5, 0.6, 0.7], "near": [0.55, 0.5, 0.75], "worse": [0.2, 0.31, 0.4]}
+    words = summary(_study(write_run, tmp_path, arms), [])
+    assert words[0].startswith("Reward: resolved for worse, lower than base's by -0.3 [")
+    assert words[0].endswith("over 3 seeds.")
+    assert words[1].startswith("Reward: not resolved against base for near; with 3 seeds")
+
+
+def test_verdicts(tmp_path, write_run) -> None:
+    arms = {"base": [0.5, 0.6], "same": [0.5, 0.6], "other": [0.9, 0.1], "lone": [0.5]}
+    found = {
+        (d.arm.name, d.quantity.key): (d.verdict, d.show())
+        for d in baseline_differences(_study(write_run, tmp_path, arms))
+    }
+    assert found["same", "reward/mean"] == ("identical", "+0 [+0, +0]")
+    assert found["other", "reward/mean"][0] == "not resolved"
+    assert found["other", "mismatch/kl_k3"] == ("too few pairs", "-")
+    # One seed pairs rewards alone.
+    assert [quantity for arm, quantity in found if arm == "lone"] == ["reward/mean"]
+
+
+def test_no_common_seed(tmp_path, write_run) -> None:
+    write_run(tmp_path / "a/seed_0", [{"reward/mean": 0.5}])
+    write_run(tmp_path / "b/seed_1", [{"reward/mean": 0.5}])
+    (found,) = baseline_differences(load([tmp_path]))
+    assert found.verdict == "no common seed"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({MEAN: 0.03, FLOOR: 0.01}, "base 0.03 (3.0 times the noise floor)"),
+        ({MEAN: 0.01, FLOOR: 0.03}, "base 0.01 (within the noise floor of 0.03)"),
+        ({MEAN: 0.03, FLOOR: 0.0}, "base 0.03 (the noise floor is 0)"),
+        ({MEAN: 0.0}, "base 0 (equal to the last bit)"),
+        ({MEAN: 0.03}, "base 0.03."),
+        ({}, "base not measured."),
+    ],
+)
+def test_mismatch_stands_against_the_floor(tmp_path, write_run, metrics, said) -> None:
+    words = summary(_study(write_run, tmp_path, {"base": [0.5]}, **metrics), [])
+    assert said in words[1]
+    assert any(line.startswith("Noise floor: not recorded") for line in words) == (
+        metrics.keys() == {MEAN} and metrics[MEAN] > 0
+    )
+
+
+def test_backward_modes_in_words(tmp_path, write_run) -> None:
+    for number, (mode, overrides) in enumerate(QUANTIZED.items()):
+        for seed in range(2):
+            reward = {"reward/mean": 0.5 + 0.1 * number * seed}
+            write_run(tmp_path / mode / f"seed_{seed}", [reward], overrides=overrides)
+    comparison = load([tmp_path], "high_precision")
+    checks = check_backward_modes(comparison.arms)
+    words = summary(comparison, checks)
+    assert (
+        "Backward modes: the first steps of 2 pairs of runs are identical to the last bit, as they "
+        "must be." in words
+    )
+    reward = next(d for d in backward_differences(comparison) if d.quantity.key == "reward/mean")
+    assert reward.interval is not None
+    assert reward.interval.mean == pytest.approx(0.05)
+    assert f"dequantized against high_precision not resolved, {reward.show()}." in words[-1]

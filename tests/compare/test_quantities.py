@@ -1,0 +1,74 @@
+import math
+
+import pytest
+
+from fos_rl.compare.load import load
+from fos_rl.compare.quantities import Quantity, late_steps, recorded_quantities
+
+# The first step trained on nothing, so it measured no k3.
+STEPS = [
+    {"reward/mean": 0.0},
+    {"reward/mean": 0.1, "mismatch/kl_k3": 1.0},
+    {"reward/mean": 0.2, "mismatch/kl_k3": 2.0},
+    {"reward/mean": 0.4, "mismatch/kl_k3": 6.0},
+    {"reward/mean": 0.8},
+]
+
+
+def _quantity(key: str, window, reduce="mean") -> Quantity:
+    return Quantity(section="s", label="l", key=key, window=window, reduce=reduce)
+
+
+@pytest.mark.parametrize(
+    ("key", "window", "reduce", "value"),
+    [
+        ("reward/mean", "first", "mean", 0.0),
+        ("reward/mean", "later", "mean", 1.5 / 4),
+        ("reward/mean", "late", "mean", 0.8),
+        ("reward/mean", "all", "mean", 0.3),
+        ("reward/mean", "all", "max", 0.8),
+        ("mismatch/kl_k3", "first", "mean", 1.0),
+        ("mismatch/kl_k3", "later", "mean", 4.0),
+        ("mismatch/kl_k3", "later", "max", 6.0),
+        ("mismatch/kl_k3", "late", "mean", None),
+        ("loss/clip_frac", "all", "max", None),
+    ],
+)
+def test_windows(tmp_path, write_run, key, window, reduce, value) -> None:
+    (run,) = load([write_run(tmp_path / "run", STEPS)]).runs
+    found = _quantity(key, window, reduce).of(run)
+    assert found is None if value is None else found == pytest.approx(value)
+
+
+def test_late_is_the_last_quarter_and_never_empty() -> None:
+    steps = [{"step": float(n)} for n in range(12)]
+    assert [m["step"] for m in late_steps(steps)] == [9, 10, 11]
+    assert late_steps(steps[:1]) == steps[:1]
+
+
+def test_seeds_are_averaged_and_maxima_kept(tmp_path, write_run) -> None:
+    for seed, value in enumerate((1.0, 3.0)):
+        write_run(tmp_path / f"a/seed_{seed}", [{"trainer/grad_norm": value}])
+    (arm,) = load([tmp_path / "a"]).arms
+    assert _quantity("trainer/grad_norm", "all").of_arm(arm) == 2.0
+    assert _quantity("trainer/grad_norm", "all", "max").of_arm(arm) == 3.0
+
+
+def test_layers_are_averaged_and_nan_is_not_hidden(tmp_path, write_run) -> None:
+    key = "mismatch/routing_flip_frac"
+    steps = [
+        {f"{key}/layer_0": 0.1, f"{key}/layer_1": 0.3, "a/b": 1.0},
+        {f"{key}/layer_0": 0.4, f"{key}/layer_1": 0.4, "a/b": math.nan},
+    ]
+    (run,) = load([write_run(tmp_path / "run", steps)]).runs
+    assert _quantity(f"{key}/*", "all").of(run) == pytest.approx(0.3)
+    shown = _quantity("a/b", "all")
+    assert shown.show(shown.of(run)) == "nan"
+
+
+def test_memory_and_evaluation_rows_appear_when_recorded(tmp_path, write_run) -> None:
+    recorded = {"memory/trainer_gib": 2.0, "eval/gsm8k/avg@8": 0.4}
+    with_rows = load([write_run(tmp_path / "a", [recorded])]).runs
+    without = load([write_run(tmp_path / "b", [{"reward/mean": 1.0}])]).runs
+    assert recorded.keys() <= {q.key for q in recorded_quantities(with_rows)}
+    assert not recorded.keys() & {q.key for q in recorded_quantities(without)}
