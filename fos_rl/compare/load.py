@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 from fos_rl.runs import read_metrics
 
 _SEED_FOLDER = re.compile(r"seed_(\d+)")
+
+# By (group, prompt id).
+GroupRewards = dict[tuple[int, str], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,7 @@ class Run:
     seed: int
     settings: Mapping[str, object]
     steps: list[dict[str, float]]
+    _group_rewards: dict[int, GroupRewards] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -41,12 +45,15 @@ class Run:
         """A step's samples as runs.py wrote them; empty when the file is gone."""
         return _read_rows(self.path / "rollouts" / f"{step:06d}.jsonl")
 
-    def group_rewards(self, step: int) -> dict[tuple[int, str], float]:
-        """Mean reward of each prompt's responses, by (group, prompt id)."""
-        rewards: dict[tuple[int, str], list[float]] = {}
-        for row in self.rollouts(step):
-            rewards.setdefault((row["group"], row["prompt_id"]), []).append(row["reward"])
-        return {prompt: float(np.mean(values)) for prompt, values in rewards.items()}
+    def group_rewards(self, step: int) -> GroupRewards:
+        """Mean reward of each prompt's responses. Read once: a step's samples can be large."""
+        if step not in self._group_rewards:
+            rewards: dict[tuple[int, str], list[float]] = {}
+            for row in self.rollouts(step):
+                rewards.setdefault((row["group"], row["prompt_id"]), []).append(row["reward"])
+            means = {prompt: float(np.mean(values)) for prompt, values in rewards.items()}
+            self._group_rewards[step] = means
+        return self._group_rewards[step]
 
     def log_probs(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(generator, trainer) log-probs of a step's trained tokens, each [tokens]."""
@@ -187,9 +194,7 @@ def _read_run(folder: Path, steps: list[dict[str, float]]) -> Run:
 
 
 def _arm(name: str, runs: list[Run]) -> Arm:
-    named = [
-        Run(path=r.path, arm=name, seed=r.seed, settings=r.settings, steps=r.steps) for r in runs
-    ]
+    named = [replace(run, arm=name) for run in runs]
     return Arm(name=name, runs=sorted(named, key=lambda run: run.seed))
 
 

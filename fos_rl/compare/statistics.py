@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -118,9 +118,17 @@ def paired_difference(arm: Arm, other: Arm, quantity: Quantity) -> Interval | No
 
 
 def paired_runs(arm: Arm, other: Arm) -> list[tuple[Run, Run]]:
-    """The two arms' runs of each seed that both have."""
+    """The two arms' runs of each seed that both have, cut to the steps that both have."""
     pairs = ((run, other.run_of(run.seed)) for run in arm.runs)
-    return [(ours, theirs) for ours, theirs in pairs if theirs is not None]
+    return [_common_steps(ours, theirs) for ours, theirs in pairs if theirs is not None]
+
+
+def _common_steps(ours: Run, theirs: Run) -> tuple[Run, Run]:
+    common = {m["step"] for m in ours.steps} & {m["step"] for m in theirs.steps}
+    left, right = (
+        replace(run, steps=[m for m in run.steps if m["step"] in common]) for run in (ours, theirs)
+    )
+    return left, right
 
 
 def late_group_rewards(run: Run) -> dict[tuple[int, int, str], float]:

@@ -115,3 +115,15 @@ def test_one_seed_pairs_prompts_of_the_late_steps(tmp_path, write_run) -> None:
     assert (alone.mean, alone.count) == (0.75, 3)
     # Of other metrics one seed is one value.
     assert paired_difference(first, second, LATER_K3) is None
+
+
+def test_only_common_steps_are_paired(tmp_path, write_run) -> None:
+    """A run that is still going on is compared up to where it is."""
+    rising = [{"reward/mean": float(step)} for step in range(8)]
+    for seed in range(2):
+        write_run(tmp_path / f"a/seed_{seed}", rising)
+        write_run(tmp_path / f"b/seed_{seed}", rising[:4])
+    first, second = load([tmp_path]).arms
+    found = paired_difference(first, second, REWARD)
+    assert found is not None
+    assert found.mean == 0
