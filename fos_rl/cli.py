@@ -68,6 +68,19 @@ the mean accuracy of K samples, pass@k the unbiased estimate of one of k being r
 figures go to eval.json in its folder."""
 
 
+_RESCORE_HELP = """\
+Score the stored rollouts of a run again, without generating, and name the single cause that
+explains why the recorded log-probs are not those of the run's arm.
+
+  fos-rl rescore runs/demo                       each step whose weights exist
+  fos-rl rescore runs/demo --steps 0 3
+  fos-rl rescore runs/demo --set model.precision.recipe=nvfp4      that arm's mismatch instead
+  fos-rl rescore rollouts.jsonl --config configs/demo.toml         another toolkit's records
+
+Weights: the initial model for step 0, later steps need trainer.save_every. A JSONL file has one
+object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_log_probs."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A user's mistake prints its remedy and gives 2."""
     args = _parser().parse_args(arguments)
@@ -221,6 +234,27 @@ def _add_diagnosis(commands: Any) -> None:
     parity.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
     parity.set_defaults(run=_parity)
 
+    rescore = commands.add_parser(
+        "rescore",
+        help="why stored log-probs differ, or what another arm makes of them",
+        description=_RESCORE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rescore.add_argument("source", type=Path, metavar="RUN", help="a run folder or a JSONL file")
+    rescore.add_argument("--config", metavar="FILE", help="of a JSONL file: the arm that sampled")
+    _add_overrides(rescore)
+    rescore.add_argument(
+        "--steps", type=int, nargs="+", metavar="N", help="these steps (default all)"
+    )
+    rescore.add_argument(
+        "--tokens",
+        type=_positive,
+        default=2000,
+        metavar="N",
+        help="tokens a step to score, prompts included (default 2000)",
+    )
+    rescore.set_defaults(run=_rescore)
+
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -319,6 +353,22 @@ def _eval(args: argparse.Namespace) -> int:
 
     out = args.out or (Path(args.model) / "eval.json" if is_run(args.model) else None)
     return evaluate_model(config, eval_precisions(config, args.precision), out)
+
+
+def _rescore(args: argparse.Namespace) -> int:
+    is_run = args.source.is_dir()
+    if is_run == (args.config is not None):
+        raise ValueError(
+            f"--config: {args.source} is a run folder, which has its own; leave it out"
+            if is_run
+            else f"{args.source} is no run folder; give --config FILE, the arm that sampled"
+        )
+    file = args.source / "config.toml" if is_run else args.config
+    config = load_config(file)
+    arm = load_config(file, args.overrides) if args.overrides else None
+    from fos_rl.diagnose.commands import rescore
+
+    return rescore(args.source, config, arm=arm, steps=args.steps, tokens=args.tokens)
 
 
 def _explain(args: argparse.Namespace) -> int:

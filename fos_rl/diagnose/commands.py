@@ -2,16 +2,29 @@
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from fos_rl.config import RunConfig
 from fos_rl.diagnose.hosts import host_pair
 from fos_rl.diagnose.parity import Parity, compare_hosts
 from fos_rl.diagnose.parity_report import print_parity, verdict
+from fos_rl.diagnose.records import Record, read_jsonl, read_step, run_steps, sample_records
+from fos_rl.diagnose.rescore import (
+    Scene,
+    explain_step,
+    model_spec,
+    open_scene,
+    recorded_log_probs,
+)
+from fos_rl.diagnose.rescore_report import print_attribution, print_mismatches
+from fos_rl.diagnose.scorer import run_forward
 from fos_rl.launch import planned
+from fos_rl.trainer.mismatch import mismatch_metrics
 
 PROMPTS, RESPONSES = 8, 2
 """Parity samples two responses each to so many prompts."""
@@ -38,6 +51,80 @@ def parity(config: RunConfig, *, tokens: int, fail_above: float | None, out: Pat
         return 0
     console.print(f"failed: mean |log-prob difference| {mean:.2e} is above {fail_above:g}")
     return 1
+
+
+def rescore(
+    source: Path,
+    config: RunConfig,
+    *,
+    arm: RunConfig | None,
+    steps: Sequence[int] | None,
+    tokens: int,
+) -> int:
+    """Explain stored log-probs; with another arm, print its mismatch with them instead.
+
+    Args:
+        source: a run folder, or a JSONL file of another toolkit.
+    """
+    console = _console()
+    run = source if source.is_dir() else None
+    with open_scene(config, run) as scene:
+        for title, version, records in _stored(source, scene, steps):
+            console.print(title, style="bold")
+            _print_recorded(console, records)
+            if arm is not None:
+                _print_arm(console, scene, arm, sample_records(records, tokens), version)
+                continue
+            for found in explain_step(scene, records, version, tokens):
+                print_attribution(console, found)
+    return 0
+
+
+def _stored(
+    source: Path, scene: Scene, steps: Sequence[int] | None
+) -> Iterator[tuple[str, int, list[Record]]]:
+    """(title, policy version of the trainer, records) of each asked step, or of a file."""
+    if not source.is_dir():
+        yield str(source), 0, read_jsonl(source, scene.spec.architecture.vocab_size)
+        return
+    there = run_steps(source)
+    if wrong := [step for step in steps or () if step not in there]:
+        raise ValueError(
+            f"--steps: {source} has no rollouts of step {wrong[0]}; it has {there[0]} to "
+            f"{there[-1]}"
+        )
+    for step in steps or there:
+        records = read_step(source, step)
+        stated = {r.policy_version for r in records}
+        behind = (
+            f", sampled by policy version {sorted(stated, key=str)}" if stated != {step} else ""
+        )
+        yield f"step {step}{behind}", step, records
+
+
+def _print_recorded(console: Console, records: Sequence[Record]) -> None:
+    ours, theirs = (recorded_log_probs(records, host) for host in ("trainer", "generator"))
+    if ours is not None and theirs is not None:
+        print_mismatches(
+            console, {"recorded, trainer - generator": mismatch_metrics([ours], [theirs])}
+        )
+
+
+def _print_arm(
+    console: Console, scene: Scene, arm: RunConfig, records: Sequence[Record], version: int
+) -> None:
+    if version not in scene.versions.sources:
+        console.print(
+            f"skipped: weights of policy version {version} were not kept (trainer.save_every)"
+        )
+        return
+    theirs = np.concatenate([record.generator for record in records])
+    columns = {}
+    for name, config in (("configured arm", scene.config), ("this arm", arm)):
+        other = replace(scene, config=config, spec=model_spec(config, scene.model_folder))
+        scored = run_forward(other.forward(records, version)).log_probs
+        columns[f"{name} - generator"] = mismatch_metrics([scored], [theirs])
+    print_mismatches(console, columns)
 
 
 def _sized(config: RunConfig, tokens: int) -> RunConfig:

@@ -1,0 +1,175 @@
+"""Which single cause explains recorded log-probs: every hypothesis scored, ranked, put in words."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fos_rl.diagnose import architecture, numerics, readouts, weight_versions
+from fos_rl.diagnose.hypotheses import Hypothesis, Question, Untested, remaining
+from fos_rl.diagnose.numerics import other_kernels
+from fos_rl.diagnose.scorer import Forward, run_forward
+
+# A difference up to this many times what other kernels alone make is noise: the two kernels that
+# made it need not be as near to each other as the two that measure the floor.
+NOISE = 3.0
+# A cause that leaves less than this share, or only noise, explains the difference.
+EXPLAINED = 0.1
+# One that leaves less than this explains it in part.
+PARTLY = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One hypothesis, tested."""
+
+    cause: str
+    detail: str
+    remaining: float
+    """Mean |recorded - hypothesis|, nats."""
+    explained: float
+    """1 - remaining / difference; negative where it makes things worse."""
+    noise: float | None = None
+    """For a hypothesis that brings rounding noise of its own: how much other kernels alone make
+    under it, mean |d|."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Why one host's recorded log-probs are not those of the configured arm."""
+
+    host: str
+    tokens: int
+    difference: float
+    """Mean |recorded - trainer's forward under the configured arm|, nats."""
+    floor: float
+    """Mean |log-prob difference| that other kernels and another order of additions make."""
+    findings: list[Finding]
+    """Best first."""
+    untested: list[Untested]
+
+    @property
+    def cause(self) -> str | None:
+        """The named cause; None where nothing explains the difference."""
+        if self.difference <= NOISE * self.floor:
+            return "kernel and batch noise"
+        return self.best.cause if self.best and self.explains(self.best) else None
+
+    def explains(self, finding: Finding) -> bool:
+        left = max(EXPLAINED * self.difference, NOISE * self.floor)
+        return finding.remaining <= left or self._is_of_its_size(finding)
+
+    def _is_of_its_size(self, finding: Finding) -> bool:
+        """Whether the difference is the noise that the hypothesis brings: neither can be predicted
+        token by token, but their sizes can be compared."""
+        if finding.noise is None:
+            return False
+        sizes = (self.difference, finding.remaining)
+        return all(finding.noise / NOISE <= size <= finding.noise * NOISE for size in sizes)
+
+    @property
+    def best(self) -> Finding | None:
+        """The finding that leaves least; of a cause that is noise, the one of the right size."""
+        if not self.findings:
+            return None
+        first = self.findings[0]
+        if not self.explains(first):
+            return next(filter(self._is_of_its_size, self.findings), first)
+        return first
+
+    @property
+    def verdict(self) -> str:
+        """In words, with the figures that support it."""
+        amount = f"mean |d| {self.difference:.2e}"
+        if self.difference == 0:
+            return "no difference: every log-prob is that of the configured arm, to the last bit"
+        if self.cause == "kernel and batch noise":
+            return (
+                f"kernel and batch noise: {amount} is at the floor; other kernels alone make "
+                f"{self.floor:.2e}"
+            )
+        best = self.best
+        if best is None:
+            return f"not explained: {amount}, and nothing could be tested"
+        if self._is_of_its_size(best) and best.explained < 1 - EXPLAINED:
+            return (
+                f"{best.cause}: {best.detail}; {amount} is of the size of the rounding that this "
+                f"brings ({best.noise:.2e} between kernels), and the configured arm's is "
+                f"{self.floor:.2e}"
+            )
+        left = f"{best.explained:.1%} of the difference ({amount}, left {best.remaining:.2e})"
+        if self.explains(best):
+            as_good = [
+                f"{f.cause} ({f.detail})"
+                for f in self.findings
+                if f.cause != best.cause and f.remaining <= 1.05 * best.remaining
+            ]
+            also = f"; these tokens cannot tell it from {', '.join(as_good[:3])}" if as_good else ""
+            return f"{best.cause}: {best.detail}; {left}{also}"
+        if best.explained >= 1 - PARTLY:
+            return f"partly {best.cause}: {best.detail}; {left}. More than one cause is likely"
+        return (
+            f"not explained: {amount} is {self.difference / max(self.floor, 1e-300):.0f} times the "
+            f"floor, and the best of {len(self.findings)} hypotheses ({best.detail}) leaves "
+            f"{best.remaining:.2e}"
+        )
+
+
+def noise_floor(forward: Forward, log_probs: np.ndarray) -> float:
+    """Mean |difference| between an arm's log-probs and the same arm's with other kernels."""
+    return remaining(run_forward(other_kernels(forward)).log_probs, log_probs)
+
+
+def attribute(
+    host: str,
+    question: Question,
+    floor: float,
+    versions: weight_versions.WeightVersions,
+    version: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Attribution:
+    """Test every hypothesis about one host's log-probs; none where they are at the floor."""
+    difference = remaining(question.scored.log_probs, question.recorded)
+    findings: list[Finding] = []
+    untested: list[Untested] = []
+    if difference > NOISE * floor:
+        for idea in _hypotheses(question, versions, version):
+            if isinstance(idea, Untested):
+                untested.append(idea)
+                continue
+            progress(idea.detail)
+            findings.append(_test(idea, question, difference))
+        findings.sort(key=lambda finding: finding.remaining)
+    return Attribution(
+        host=host,
+        tokens=int(np.isfinite(question.recorded).sum()),
+        difference=difference,
+        floor=floor,
+        findings=findings,
+        untested=untested,
+    )
+
+
+def _test(idea: Hypothesis, question: Question, difference: float) -> Finding:
+    left = remaining(idea.log_probs(), question.recorded)
+    return Finding(
+        cause=idea.cause,
+        detail=idea.detail,
+        remaining=left,
+        explained=1 - left / difference,
+        noise=idea.noise() if idea.noise else None,
+    )
+
+
+def _hypotheses(
+    question: Question, versions: weight_versions.WeightVersions, version: int
+) -> Iterator[Hypothesis | Untested]:
+    families: Sequence[Callable[[Question], Iterator[Hypothesis | Untested]]] = (
+        *readouts.FAMILIES,
+        *numerics.FAMILIES,
+        *architecture.FAMILIES,
+        weight_versions.mixed_up_tensors,
+    )
+    for family in families:
+        yield from family(question)
+    yield from weight_versions.stale_weights(question, versions, version)

@@ -1,0 +1,275 @@
+"""Causes in the arithmetic of the forward: dtype, recipe, scales, kernels."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fos_rl.diagnose.hypotheses import Hypothesis, Question, Untested, from_forward, remaining
+from fos_rl.diagnose.scorer import Forward, run_forward
+from fos_rl.model.convert import QuantizedLinear
+from fos_rl.model.decoder import Decoder
+from fos_rl.quant.recipes import NVFP4Recipe, QuantizedWeight
+from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision, Quantized
+from fos_rl.trainer.packing import MicroBatch
+
+
+def compute_dtype(question: Question) -> Iterator[Hypothesis]:
+    forward = question.forward
+    dtype = "bfloat16" if forward.spec.precision.compute_dtype == "float32" else "float32"
+    other = _with_precision(forward, compute_dtype=dtype)
+    detail = f"activations were {dtype}"
+    if dtype == "float32":
+        yield from_forward("compute dtype", detail, other)
+        return
+    log_probs = cache(lambda: run_forward(other).log_probs)
+    yield Hypothesis(
+        cause="compute dtype",
+        detail=detail,
+        log_probs=log_probs,
+        noise=lambda: remaining(run_forward(other_kernels(other)).log_probs, log_probs()),
+    )
+
+
+def recipe(question: Question) -> Iterator[Hypothesis]:
+    """Every other recipe, and every other value of an option of the configured one."""
+    forward, precision = question.forward, question.forward.spec.precision
+    common = {"compute_dtype": precision.compute_dtype}
+    for other in _recipes(common):
+        if other.recipe != precision.recipe:
+            detail = f"the recipe was {other.recipe}{_options(other)}"
+            yield from_forward("recipe", detail, _in(forward, other))
+    for name in ("err_mode", "e4m3_scale_bound", "weight_block", "scale_mode"):
+        if (option := type(precision).model_fields.get(name)) is None:
+            continue
+        for value in get_args(option.annotation):
+            if value != getattr(precision, name):
+                yield from_forward(
+                    f"recipe option {name}",
+                    f"{name} was {value}",
+                    _with_precision(forward, **{name: value}),
+                )
+
+
+def quantized_layers(question: Question) -> Iterator[Hypothesis | Untested]:
+    """Other layers, or only one operand, quantized."""
+    forward, precision = question.forward, question.forward.spec.precision
+    if not isinstance(precision, Quantized):
+        return
+    everything: dict[str, Any] = {
+        "include": ("*",),
+        "exclude": (),
+        "first_layers_bf16": 0,
+        "last_layers_bf16": 0,
+    }
+    selections = {"all layers were quantized": everything}
+    if forward.spec.architecture.num_layers > 2:
+        selections["the first and last layer were not quantized"] = {
+            "first_layers_bf16": 1,
+            "last_layers_bf16": 1,
+        }
+    for detail, changes in selections.items():
+        other = _with_precision(forward, **changes)
+        if other.spec != forward.spec:
+            yield from_forward("quantized layers", detail, other)
+    yield from_forward(
+        "quantized operands",
+        "only the weights were quantized",
+        forward.but(edit_decoder=_plain_activations),
+    )
+    yield from_forward(
+        "quantized operands",
+        "only the activations were quantized",
+        forward.but(edit_decoder=_plain_weights),
+    )
+
+
+def quantizer_input(question: Question) -> Iterator[Hypothesis | Untested]:
+    """fp32 masters where the bf16 weights that travel should be."""
+    masters = question.forward.weights.values()
+    if all(torch.equal(m, m.to(torch.bfloat16).float()) for m in masters):
+        yield Untested(
+            cause="quantizer input",
+            reason="these masters are bf16 numbers, as before the first update, so that rounding "
+            "changes nothing",
+        )
+        return
+    yield from_forward(
+        "quantizer input",
+        "the fp32 masters were used, not their bf16 rounding",
+        question.forward.but(rounded_weights=False),
+    )
+
+
+def scale_scope(question: Question) -> Iterator[Hypothesis]:
+    """One activation amax a token, a micro-batch, a sequence, or a decode step."""
+    forward, precision = question.forward, question.forward.spec.precision
+    if not isinstance(precision, Nvfp4):
+        return
+    if not precision.row_scaled_activation:
+        row = _with_precision(forward, row_scaled_activation=True)
+        yield from_forward("scale scope", "the activation scale was of each row", row)
+    else:
+        tensor = _with_precision(forward, row_scaled_activation=False)
+        yield from_forward("scale scope", "the activation scale was of the whole tensor", tensor)
+    for detail, groups_of in (
+        ("of one sequence at a time", _by_sequence),
+        ("of the tensor of each decode step", _by_decode_step),
+    ):
+        scope = AmaxGroups()
+        yield from_forward(
+            "scale scope",
+            f"the activation scale was {detail}",
+            _with_precision(forward, row_scaled_activation=True).but(
+                edit_decoder=scope.install,
+                before_forward=lambda m, scope=scope, of=groups_of: scope.set(of(m)),
+            ),
+        )
+
+
+def other_kernels(forward: Forward) -> Forward:
+    """The same mathematics in another order of additions: what no two hosts need agree on."""
+
+    def edit(decoder: Decoder) -> None:
+        rounded_attention(decoder)
+        for module in decoder.modules():
+            if isinstance(module, nn.Linear):
+                linear: Any = module
+                linear.forward = lambda x, m=module: _split_linear(m, x)
+
+    return forward.but(edit_decoder=edit)
+
+
+def rounded_attention(decoder: Decoder) -> None:
+    """Attention whose probabilities are rounded to the compute dtype before they are summed."""
+    for layer in decoder.model.layers:
+        inner: Any = layer.self_attn.inner  # type: ignore[union-attr]
+        inner.forward = lambda q, k, v, s=inner.sequences: attend(q, k, v, s.lengths)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
+    """[tokens, heads, head_dim], causal within each sequence, fp32 sums."""
+    parts = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    return torch.cat([_attend_one(*part) for part in parts])
+
+
+def _attend_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    wide = [x.float().transpose(0, 1) for x in (q, k.repeat_interleave(group, 1))]
+    scores = wide[0] @ wide[1].transpose(1, 2) * q.shape[-1] ** -0.5
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    unnormalised = (scores - scores.amax(-1, keepdim=True)).exp()
+    values = v.repeat_interleave(group, 1).float().transpose(0, 1)
+    mixed = unnormalised.to(q.dtype).float() @ values / unnormalised.sum(-1, keepdim=True)
+    return mixed.transpose(0, 1).to(q.dtype)
+
+
+def _split_linear(module: nn.Linear, x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    weight = module.weight.float()
+    total = x[..., half:].float() @ weight[:, half:].T + x[..., :half].float() @ weight[:, :half].T
+    return (total if module.bias is None else total + module.bias.float()).to(x.dtype)
+
+
+@dataclass(eq=False)
+class AmaxGroups:
+    """An activation amax of each group of a micro-batch's tokens."""
+
+    group: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def set(self, group: Tensor) -> None:
+        self.group = group
+
+    def install(self, decoder: Decoder) -> None:
+        for module in decoder.modules():
+            if isinstance(module, QuantizedLinear) and isinstance(module.recipe, NVFP4Recipe):
+                values = {f.name: getattr(module.recipe, f.name) for f in fields(module.recipe)}
+                recipe = _GroupedRecipe(**values)
+                object.__setattr__(recipe, "scope", self)
+                module.recipe = recipe
+
+
+@dataclass(frozen=True)
+class _GroupedRecipe(NVFP4Recipe):
+    """NVFP4 whose rows share the amax of their group."""
+
+    scope: AmaxGroups = field(default_factory=AmaxGroups, init=False)
+
+    def activation(self, x: Tensor, **_: Any) -> Any:
+        group = self.scope.group
+        amax = x.float().abs().amax(-1)
+        shared = amax.new_zeros(int(group.max()) + 1).scatter_reduce(0, group, amax, "amax")
+        return NVFP4Recipe.activation(self, x, amax=shared[group], amax_per_row=True)
+
+    def activation_and_operand(self, x: Tensor) -> tuple[Any, None]:
+        return self.activation(x), None
+
+
+def _by_sequence(microbatch: MicroBatch) -> Tensor:
+    lengths = torch.tensor(microbatch.lengths)
+    return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(
+        microbatch.token_ids.device
+    )
+
+
+def _by_decode_step(microbatch: MicroBatch) -> Tensor:
+    """Prompts together, then the tokens of all responses at one index, as if all began at once."""
+    parts = []
+    for length, response in zip(microbatch.lengths, microbatch.response_lengths, strict=True):
+        prompt = torch.zeros(length - response, dtype=torch.int64)
+        parts += [prompt, torch.arange(1, response + 1)]
+    return torch.cat(parts).to(microbatch.token_ids.device)
+
+
+def _plain_activations(decoder: Decoder) -> None:
+    _dequantize(decoder, weights=True)
+
+
+def _plain_weights(decoder: Decoder) -> None:
+    _dequantize(decoder, weights=False)
+
+
+def _dequantize(decoder: Decoder, *, weights: bool) -> None:
+    """Multiply in plain precision with one operand's quantized values."""
+    for module in decoder.modules():
+        if isinstance(module, QuantizedLinear):
+            module.forward = lambda x, m=module: _one_operand(m, x, weights)
+
+
+def _one_operand(module: QuantizedLinear, x: Tensor, weights: bool) -> Tensor:
+    recipe: Any = module.recipe
+    weight = module.weight
+    if weights:
+        rowwise: QuantizedWeight = module.prepared("weight")
+        weight = recipe.dequantize(rowwise.rowwise, torch.float32)
+    else:
+        x = recipe.dequantize(recipe.activation(x), torch.float32)
+    out = x.float() @ weight.float().T
+    return (out if module.bias is None else out + module.bias.float()).to(module.weight.dtype)
+
+
+def _recipes(common: dict[str, Any]) -> Iterator[Precision]:
+    yield Bf16(**common)
+    yield Mxfp8(**common)
+    for block in ("16x16", "1x16"):
+        yield Nvfp4(weight_block=block, **common)
+        yield FourOverSix(weight_block=block, **common)
+
+
+def _options(precision: Precision) -> str:
+    return f", weight_block {precision.weight_block}" if isinstance(precision, Nvfp4) else ""
+
+
+def _with_precision(forward: Forward, **changes: Any) -> Forward:
+    return _in(forward, forward.spec.precision.model_copy(update=changes))
+
+
+def _in(forward: Forward, precision: Precision) -> Forward:
+    return forward.but(spec=forward.spec.model_copy(update={"precision": precision}))
+
+
+FAMILIES = (compute_dtype, recipe, quantized_layers, quantizer_input, scale_scope)
