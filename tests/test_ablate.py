@@ -85,45 +85,39 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_in_the_middle_and_called_again(tmp_path: Path) -> None:
-    """The finished run is left alone, the killed one set aside and done again.
+    """The finished run is left alone, and the one that was at work goes on from its checkpoint.
 
-    SIGKILL for the study and for the run that works: nothing of ours can clean up. The second call
-    is interrupted, and resumes at the third from the checkpoint.
+    SIGKILL for the study and for the run that works: nothing of ours can clean up.
     """
-    path = _study(tmp_path, steps=12, trainer={"lr": 1e-4, "save_every": 1})
+    path = _study(tmp_path, steps=20, trainer={"lr": 1e-4, "save_every": 1})
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fos_rl.cli", "ablate", str(path), "--out", str(out)]
     first, second = (out / run.name for run in load_study(path).runs)
 
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    _wait_for(lambda: (second / "config.toml").is_file(), process)
-    run = _child(process.pid)
-    process.kill()
-    process.wait()
-    os.kill(run, signal.SIGKILL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            _wait_for(lambda: any(second.glob("checkpoints/[0-9]*/state.pt")), process)
+        finally:
+            run = _child(process.pid)
+            process.kill()
+            os.kill(run, signal.SIGKILL)
     assert is_finished(first)
     assert not is_finished(second)
     done = {p: p.stat().st_mtime_ns for p in first.rglob("*") if p.is_file()}
 
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    _wait_for(lambda: len(list(second.glob("checkpoints/[0-9]*/state.pt"))) > 0, process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert not is_finished(second)
-    assert second.with_name("seed_0.failed-1").is_dir()
-
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 runs finished, 1 were finished before, 0 failed" in result.stdout
     assert is_finished(second)
     assert "resumed" in json.loads((second / "environment.json").read_text())
-    assert [m["step"] for m in read_metrics(second)] == list(range(12))
+    assert [m["step"] for m in read_metrics(second)] == list(range(20))
     assert done == {p: p.stat().st_mtime_ns for p in first.rglob("*") if p.is_file()}
     assert (out / "study.toml").read_bytes() == path.read_bytes()
+    assert (out / "comparison" / "report.html").is_file()
     # The two arms answered the same prompts in every step.
-    for step in range(12):
+    for step in range(20):
         prompts = [
             [json.loads(line)["prompt_id"] for line in (run / f"rollouts/{step:06d}.jsonl").open()]
             for run in (first, second)
@@ -131,7 +125,7 @@ def test_killed_in_the_middle_and_called_again(tmp_path: Path) -> None:
         assert prompts[0] == prompts[1]
 
 
-def _wait_for(condition, process: subprocess.Popen, limit_s: float = 300) -> None:
+def _wait_for(condition, process: subprocess.Popen, limit_s: float = 500) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert process.poll() is None, process.stdout.read()

@@ -6,6 +6,7 @@ real ones.
 
 import fcntl
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_a_run_of_an_earlier_call_is_waited_for(tmp_path: Path) -> None:
     assert item.state == "finished"
     assert item.process is None
     assert not (folder / "command").exists()
+
+
+def test_an_interruption_ends_the_runs_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    """SIGTERM is one, too; the run's process is gone when the call returns."""
+    (run,) = _runs("a")
+    started: list[QueuedRun] = []
+
+    def endless(arguments: list[str]) -> list[str]:
+        return [sys.executable, "-c", "import time; time.sleep(1000)", *arguments]
+
+    def watch(queue) -> None:
+        started[:] = queue
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([run], tmp_path, [{}], watch, endless)
+    assert started[0].process.poll() == -signal.SIGINT
+    assert _all([run], tmp_path)["a"].state == "finished"
 
 
 def test_as_many_at_once_as_there_is_room_for_and_on_their_own_gpus(tmp_path: Path) -> None:
