@@ -145,7 +145,7 @@ def _against_floor(arm: Arm) -> str:
 def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[str]:
     pairs = backward_pairs(comparison.arms)
     if not pairs:
-        return ["Backward modes: no two arms differ in nothing else."]
+        return ["Backward modes: no two arms differ in the backward mode alone; nothing to check."]
     failed = sum(not check.passed for check in checks)
     sentences = [
         f"Backward modes: the first steps of {len(checks)} pairs of runs are identical to the last "
@@ -162,7 +162,7 @@ def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[
 
 
 def _caution(comparison: Comparison) -> list[str]:
-    if all(len(arm.runs) == 1 for arm in comparison.arms):
+    if len(comparison.arms) > 1 and all(len(arm.runs) == 1 for arm in comparison.arms):
         return [
             "One seed an arm: intervals are over prompt groups and say nothing about another seed, "
             "so they cannot order the arms; add seeds."
