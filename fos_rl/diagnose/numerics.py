@@ -1,6 +1,6 @@
 """Causes in the arithmetic of the forward: dtype, recipe, scales, kernels."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, get_args
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fos_rl.diagnose.hypotheses import Hypothesis, Question, Untested, from_forward, remaining
+from fos_rl.diagnose.operations import seeing_routes
 from fos_rl.diagnose.scorer import Forward, run_forward
-from fos_rl.model.convert import QuantizedLinear
+from fos_rl.model.convert import QuantizedExperts, QuantizedLinear
 from fos_rl.model.decoder import Decoder
+from fos_rl.model.moe import SparseMlp
 from fos_rl.quant.recipes import NVFP4Recipe, QuantizedWeight
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision, Quantized
 from fos_rl.trainer.packing import MicroBatch
@@ -177,30 +179,47 @@ def _split_linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class AmaxGroups:
-    """An activation amax of each group of a micro-batch's tokens."""
+    """An activation amax of each group of a micro-batch's tokens; of each expert's rows of one."""
 
     group: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    chosen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Experts of each token, as the last router chose them."""
 
     def set(self, group: Tensor) -> None:
         self.group = group
 
     def install(self, decoder: Decoder) -> None:
         for module in decoder.modules():
-            if isinstance(module, QuantizedLinear) and isinstance(module.recipe, NVFP4Recipe):
+            if isinstance(module, QuantizedLinear | QuantizedExperts) and isinstance(
+                module.recipe, NVFP4Recipe
+            ):
+                sorted_by_expert = isinstance(module, QuantizedExperts)
                 values = {f.name: getattr(module.recipe, f.name) for f in fields(module.recipe)}
-                recipe = _GroupedRecipe(**values)
-                object.__setattr__(recipe, "scope", self)
-                module.recipe = recipe
+                groups = self.of_expert_rows if sorted_by_expert else lambda: self.group
+                module.recipe = _GroupedRecipe(**values, groups=groups)
+            elif isinstance(module, SparseMlp):
+                mlp: Any = module
+                mlp.forward = lambda x, run=mlp.forward: self._see(run, x)
+
+    def of_expert_rows(self) -> Tensor:
+        """Groups of rows that are sorted by expert, as those of `SparseMlp` are."""
+        experts, order = self.chosen.flatten().sort(stable=True)
+        tokens = order // self.chosen.shape[1]
+        return self.group[tokens] * (int(experts.max()) + 1) + experts
+
+    def _see(self, run: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        with seeing_routes(lambda experts, _: setattr(self, "chosen", experts)):
+            return run(hidden)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _GroupedRecipe(NVFP4Recipe):
     """NVFP4 whose rows share the amax of their group."""
 
-    scope: AmaxGroups = field(default_factory=AmaxGroups, init=False)
+    groups: Callable[[], Tensor]
 
     def activation(self, x: Tensor, **_: Any) -> Any:
-        group = self.scope.group
+        group = self.groups()
         amax = x.float().abs().amax(-1)
         shared = amax.new_zeros(int(group.max()) + 1).scatter_reduce(0, group, amax, "amax")
         return NVFP4Recipe.activation(self, x, amax=shared[group], amax_per_row=True)
