@@ -37,7 +37,10 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     folder = resolve_model(config.model.path)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     architecture = read_architecture(folder)
-    specs = [ModelSpec(architecture=architecture, precision=p) for p in precisions]
+    specs = [
+        ModelSpec(architecture=architecture, precision=p, consistency=config.model.consistency)
+        for p in precisions
+    ]
     for spec in specs:
         check_precision(spec, None, [device])
     sets = load_eval_sets(config, AutoTokenizer.from_pretrained(folder))
