@@ -6,6 +6,9 @@
 2.880 in bf16. Arms of one seed begin with the same weights and see the same bytes, so that their
 losses can be subtracted step by step. Writes results.json, results.md and losses.svg beside this
 file.
+
+gsm8k_train_1000.jsonl holds the first 1,000 rows of GSM8K's train split (openai/grade-school-math,
+MIT).
 """
 
 import argparse
