@@ -116,7 +116,12 @@ class Attribution:
 
 
 def noise_floor(forward: Forward, log_probs: np.ndarray) -> float:
-    """Mean |difference| between an arm's log-probs and the same arm's with other kernels."""
+    """Mean |difference| between an arm's log-probs and the same arm's with other kernels.
+
+    Exact mode has one kernel and no floor.
+    """
+    if forward.spec.consistency == "exact":
+        return 0.0
     return remaining(run_forward(other_kernels(forward)).log_probs, log_probs)
 
 

@@ -27,13 +27,15 @@ def compute_dtype(question: Question) -> Iterator[Hypothesis]:
     if dtype == "float32":
         yield from_forward("compute dtype", detail, other)
         return
-    log_probs = cache(lambda: run_forward(other).log_probs)
-    yield Hypothesis(
-        cause="compute dtype",
-        detail=detail,
-        log_probs=log_probs,
-        noise=lambda: remaining(run_forward(other_kernels(other)).log_probs, log_probs()),
-    )
+    yield _noisy("compute dtype", detail, other)
+
+
+def consistency(question: Question) -> Iterator[Hypothesis]:
+    """Ordinary kernels where the exact ones were configured."""
+    forward = question.forward
+    if forward.spec.consistency == "exact":
+        fast = forward.but(spec=forward.spec.model_copy(update={"consistency": "fast"}))
+        yield _noisy("consistency", "ordinary kernels ran (consistency = fast)", fast)
 
 
 def recipe(question: Question) -> Iterator[Hypothesis]:
@@ -271,6 +273,17 @@ def _one_operand(module: QuantizedLinear, x: Tensor, weights: bool) -> Tensor:
     return (out if module.bias is None else out + module.bias.float()).to(module.weight.dtype)
 
 
+def _noisy(cause: str, detail: str, forward: Forward) -> Hypothesis:
+    """A hypothesis whose rounding another host repeats in size only."""
+    log_probs = cache(lambda: run_forward(forward).log_probs)
+    return Hypothesis(
+        cause=cause,
+        detail=detail,
+        log_probs=log_probs,
+        noise=lambda: remaining(run_forward(other_kernels(forward)).log_probs, log_probs()),
+    )
+
+
 def _recipes(common: dict[str, Any]) -> Iterator[Precision]:
     yield Bf16(**common)
     yield Mxfp8(**common)
@@ -291,4 +304,4 @@ def _in(forward: Forward, precision: Precision) -> Forward:
     return forward.but(spec=forward.spec.model_copy(update={"precision": precision}))
 
 
-FAMILIES = (compute_dtype, recipe, quantized_layers, quantizer_input, scale_scope)
+FAMILIES = (compute_dtype, consistency, recipe, quantized_layers, quantizer_input, scale_scope)

@@ -117,7 +117,7 @@ def logit_changes(question: Question) -> Iterator[Hypothesis | Untested]:
             "masked end of text",
             f"the end tokens {ends} were masked, as min_tokens and ignore_eos do",
             scored,
-            lambda rows: _scaled(rows, rows.logits.index_fill(1, torch.tensor(ends), -math.inf)),
+            lambda rows: _scaled(rows, _masked(rows.logits, ends)),
         )
 
 
@@ -194,6 +194,10 @@ def _at_temperature(value: float) -> Readout:
 
 def _scaled(rows: Rows, logits: Tensor, targets: Tensor | None = None) -> Tensor:
     return target_log_probs(logits / rows.temperature, rows.targets if targets is None else targets)
+
+
+def _masked(logits: Tensor, tokens: list[int]) -> Tensor:
+    return logits.index_fill(1, torch.tensor(tokens, device=logits.device), -math.inf)
 
 
 def _top_p(p: float) -> Readout:
