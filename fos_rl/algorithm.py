@@ -69,6 +69,9 @@ class AlgorithmConfig(Frozen):
     """Old log-probs of the ratio: the generator's own, or the trainer's recompute of them."""
     correction: Annotated[Correction, Field(discriminator="type")] = NoCorrection()
     """What is done about the trainer-generator mismatch."""
+    router_replay: bool = False
+    """The trainer computes with the experts that the generator chose, and with gates of its own
+    (R3). Mixtures of experts only."""
     minibatches: Annotated[int, Field(gt=0)] = 1
     """Optimizer updates a step; the batch is split evenly by sequence."""
     max_zero_variance_steps: Annotated[int, Field(gt=0)] = 10

@@ -182,6 +182,9 @@ class GeneratorActor:
     ) -> list[list[Rollout]]:
         return await self.generator.generate(prompts, seed, sampling)
 
+    async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        return await self.generator.rescore(rollouts)
+
     async def begin_weight_sync(self) -> None:
         await self.generator.begin_weight_sync()
 
@@ -290,6 +293,9 @@ class Cluster:
     ) -> list[list[Rollout]]:
         call = self.generator.generate.remote(prompts, seed, sampling)
         return self._get("generator", "generate", call)
+
+    def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        return self._get("generator", "rescore", self.generator.rescore.remote(rollouts))
 
     def step(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "step", self.trainer.step.remote(batch))

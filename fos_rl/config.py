@@ -253,8 +253,8 @@ class RunConfig(Frozen):
         if self.model.consistency == "exact" and ours != theirs:
             raise ValueError(
                 f"trainer.num_threads = {ours}, generator.num_threads = {theirs} with "
-                "model.consistency = 'exact': a CPU may split a product, and its sums, by the number "
-                "of threads; give both the same, or leave both out"
+                "model.consistency = 'exact': a CPU may split a product, and its sums, by the "
+                "number of threads; give both the same, or leave both out"
             )
         return self
 

@@ -64,11 +64,13 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
 def collate(samples: Sequence[Sample]) -> TrainBatch:
     """The trainer's batch: the sampled ids themselves, never re-tokenized text."""
     rollouts = [s.rollout for s in samples]
+    experts = [r.experts for r in rollouts if r.experts is not None]
     return TrainBatch(
         token_ids=[np.array(r.prompt_ids + r.response_ids, dtype=np.int64) for r in rollouts],
         prompt_lengths=[len(r.prompt_ids) for r in rollouts],
         generator_log_probs=[np.array(r.log_probs, dtype=np.float32) for r in rollouts],
         advantages=np.array([s.advantage for s in samples], dtype=np.float32),
+        experts=experts if len(experts) == len(rollouts) else None,
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from fos_rl.config import RunConfig
 from fos_rl.groups import collate, rollout_metrics, score_groups, trainable
+from fos_rl.noise_floor import noise_floor, with_floor
 from fos_rl.types import (
     Generator,
     Journal,
@@ -48,12 +49,14 @@ def grpo_steps(
         steps_without_signal = 0 if learnable else steps_without_signal + 1
         if learnable:
             batch = collate(learnable)
+            with timed(times, "noise_floor"):
+                floor = noise_floor(generator, learnable, seed=step)
             with timed(times, "train"):
                 result = trainer.step(batch)
             journal.trainer_log_probs(step, learnable, result.log_probs)
             with timed(times, "sync"):
                 sync_weights()
-            metrics |= result.metrics
+            metrics |= with_floor(result.metrics, floor)
         metrics |= phase_metrics(times, samples, learnable)
         yield StepRecord(step=step, metrics=metrics)
         if steps_without_signal == config.algorithm.max_zero_variance_steps:

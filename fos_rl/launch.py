@@ -97,6 +97,11 @@ def _check_model(
         precision=config.model.precision,
         consistency=config.model.consistency,
     )
+    if config.algorithm.router_replay and not architecture.num_experts:
+        raise ValueError(
+            f"algorithm.router_replay = true: {config.model.path} has no experts whose choice "
+            "could be replayed; leave it out, or choose a mixture of experts"
+        )
     devices = _known_devices(config, placement)
     precision = spec.precision
     return spec, [

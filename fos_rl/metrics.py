@@ -104,7 +104,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric(
             "mismatch/floor_<any of the above>",
-            "the same figure of the trainer against itself, in another batch",
+            "the same figure of the generator's prefill against its own decode steps",
         ),
         Metric(
             "mismatch/over_floor",
@@ -215,7 +215,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/<set>/truncated_frac", "responses cut at the limit of new tokens"),
     ),
     "Time": (
-        Metric("time/{generate,reward,train,sync,step}_s", "seconds"),
+        Metric("time/{generate,reward,noise_floor,train,sync,step}_s", "seconds"),
         Metric("throughput/generate_tokens_per_s", "sampled tokens"),
         Metric("throughput/train_tokens_per_s", "tokens trained on, with prompts"),
     ),

@@ -81,6 +81,8 @@ class TrainBatch:
     prompt_lengths: list[int]
     generator_log_probs: list[np.ndarray]
     advantages: np.ndarray
+    experts: list[np.ndarray] | None = None
+    """Of a mixture of experts, each sequence's `Rollout.experts`."""
 
     @property
     def num_sequences(self) -> int:
@@ -117,6 +119,10 @@ class Generator(Protocol):
         self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
     ) -> list[list[Rollout]]:
         """One group of rollouts a prompt, in the prompts' order; by default as the run samples."""
+        ...
+
+    def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        """Log-probs of the responses' tokens, computed once more in another batch."""
         ...
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,14 +35,15 @@ class Hosts:
         trainer: TrainerConfig,
         engine: GeneratorConfig | None = None,
         consistency: Consistency = "fast",
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         spec = ModelSpec(
             architecture=read_architecture(folder), precision=precision, consistency=consistency
         )
         self.loop = asyncio.new_event_loop()
         engine = engine or GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
-        self.generator = VllmGenerator(spec, folder, rollout, engine, "cpu")
-        self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device("cpu"))
+        self.generator = VllmGenerator(spec, folder, rollout, engine, device)
+        self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device(device))
 
     def set_temperature(self, temperature: float) -> None:
         for host in (self.generator, self.trainer):

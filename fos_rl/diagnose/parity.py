@@ -20,9 +20,9 @@ from fos_rl.generator.inspection import Place, generator_decoder, prefill, sampl
 from fos_rl.model.checksum import checksum_differences, named_checksums
 from fos_rl.model.convert import QuantizedExperts, QuantizedLinear, named_codes
 from fos_rl.model.decoder import Decoder
+from fos_rl.model.log_probs import scale_logits
 from fos_rl.quant.matmul import tensors_of
 from fos_rl.trainer.full_vocabulary import full_vocabulary_kl
-from fos_rl.trainer.log_probs import scale_logits
 from fos_rl.trainer.mismatch import mismatch_metrics
 from fos_rl.trainer.packing import pack
 from fos_rl.trainer.routing import routing_flip_metrics

@@ -13,8 +13,8 @@ from torch import Tensor
 from fos_rl.config import RunConfig
 from fos_rl.model.convert import prepare_weights
 from fos_rl.model.decoder import Decoder
+from fos_rl.model.log_probs import scale_logits
 from fos_rl.spec import ModelSpec
-from fos_rl.trainer.log_probs import scale_logits
 from fos_rl.trainer.packing import MicroBatch, pack
 from fos_rl.trainer.trainer import DTYPES, GrpoTrainer
 from fos_rl.types import TrainBatch

@@ -22,6 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from fos_rl.config import GeneratorConfig, RolloutConfig
 from fos_rl.generator import vllm_model
 from fos_rl.generator.compat import rewind_cpu_generators
+from fos_rl.generator.prefill import prefill_log_probs
 from fos_rl.generator.routing import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.spec import ModelSpec
@@ -123,6 +124,18 @@ class VllmGenerator:
             text=completion.text,
             experts=self._routing.pop(output.request_id) if self._routing else None,
         )
+
+    async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        """fp32 log-probs of the responses' tokens by the prefill, one array a rollout.
+
+        They were sampled by decode steps: the difference is what this host gives the same tokens
+        under the same weights in another batch. Call it while nothing is generated.
+        """
+        async with self._lock:
+            assert not self._futures, "rescore called while requests are running"
+            return await self._in_engine_thread(
+                lambda: prefill_log_probs(self._engine, rollouts, self.rollout.temperature)
+            )
 
     async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         request_id = str(next(self._request_ids))

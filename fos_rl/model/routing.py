@@ -35,30 +35,27 @@ def route_through(decoder: Decoder, choose: ChooseByLayer) -> None:
 
 
 class RoutingReplay:
-    """The trainer's choice beside the generator's record of the same tokens.
+    """The trainer's routers beside the generator's record of the same tokens.
 
-    Set `recorded` before a forward; `chosen` afterwards holds what the trainer's own routers would
-    have it, which is what it was computed with unless `replay`.
+    Set `recorded` before a forward. `own` afterwards is what the trainer's routers chose, which is
+    what was computed with unless `replay`.
     """
 
     def __init__(self, decoder: Decoder, *, replay: bool) -> None:
+        self.layers = expert_layers(decoder)
         self.replay = replay
         self.recorded: Int[Tensor, "tokens layers k"] | None = None
-        self._chosen: dict[int, Int[Tensor, "tokens k"]] = {}
+        self._own: dict[int, Int[Tensor, "tokens k"]] = {}
         route_through(decoder, self._choose)
 
     def _choose(self, place: int, own: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
-        if self.recorded is None:
-            return own
-        self._chosen[place] = own
-        if not self.replay:
+        self._own[place] = own
+        if self.recorded is None or not self.replay:
             return own
         recorded = self.recorded[:, place]
         return torch.where(recorded == UNKNOWN, own, recorded)
 
     @property
-    def chosen(self) -> Int[Tensor, "tokens layers k"] | None:
-        """The routers' own choices in the last forward with a record."""
-        if not self._chosen:
-            return None
-        return torch.stack([self._chosen[place] for place in range(len(self._chosen))], dim=1)
+    def own(self) -> Int[Tensor, "tokens layers k"]:
+        """The routers' own choices in the last forward."""
+        return torch.stack([self._own[place] for place in range(len(self.layers))], dim=1)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
+from fos_rl.model.routing import UNKNOWN
 from fos_rl.types import TrainBatch
 
 
@@ -30,6 +31,8 @@ class MicroBatch:
     response_lengths: list[int]
     generator_log_probs: Float[Tensor, " responses"]
     advantages: Float[Tensor, " responses"]
+    experts: Int[Tensor, "tokens layers k"] | None = None
+    """The generator's, UNKNOWN for each sequence's last token; None where none are recorded."""
 
 
 def pack(
@@ -88,4 +91,13 @@ def pack_together(batch: TrainBatch, group: list[int], device: torch.device) -> 
             [np.full(n, batch.advantages[i]) for i, n in zip(group, responses, strict=True)],
             torch.float32,
         ),
+        experts=None
+        if batch.experts is None
+        else to_device([_with_last_unknown(batch.experts[i]) for i in group], torch.int64),
     )
+
+
+def _with_last_unknown(
+    experts: Integer[np.ndarray, "before_last layers k"],
+) -> Integer[np.ndarray, "tokens layers k"]:
+    return np.pad(experts, ((0, 1), (0, 0), (0, 0)), constant_values=UNKNOWN)

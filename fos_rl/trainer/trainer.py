@@ -13,16 +13,17 @@ from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
+from fos_rl.model.log_probs import token_log_probs
+from fos_rl.model.routing import RoutingReplay
 from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.aggregation import token_weights
 from fos_rl.trainer.corrections import correct
-from fos_rl.trainer.log_probs import token_log_probs
 from fos_rl.trainer.losses import PolicyTokens, policy_loss
 from fos_rl.trainer.masters import Masters
-from fos_rl.trainer.mismatch import mismatch_metrics, over_floor
-from fos_rl.trainer.noise_floor import floor_batches
-from fos_rl.trainer.packing import MicroBatch, group_by_tokens, pack, pack_together
+from fos_rl.trainer.mismatch import mismatch_metrics
+from fos_rl.trainer.packing import MicroBatch, pack
+from fos_rl.trainer.routing import routing_flip_metrics
 from fos_rl.trainer.step_metrics import StepSums
 from fos_rl.types import StepResult, TrainBatch
 
@@ -56,6 +57,9 @@ class GrpoTrainer:
             self.decoder = build_decoder(
                 spec, packed_attention(self._sequences, spec.consistency), config.backward_override
             )
+        self.routing: RoutingReplay | None = None
+        if spec.architecture.num_experts:
+            self.routing = RoutingReplay(self.decoder, replay=algorithm.router_replay)
         # The masters start from the file's own precision, before the working copy is rounded.
         self.decoder.to(torch.float32)
         load_hf_weights(self.decoder, read_weights(model_folder))
@@ -68,13 +72,15 @@ class GrpoTrainer:
             weight_decay=config.weight_decay,
         )
         self.updates = 0
+        # What the routers chose for each sequence of the step, before its first update.
+        self._own_experts: dict[int, np.ndarray] = {}
 
     def contract(self) -> dict[str, object]:
         return self.spec.contract()
 
     def step(self, batch: TrainBatch) -> StepResult:
-        """Measure the mismatch and its noise floor, then make the step's optimizer updates."""
-        rescored = self._rescore_sample(batch)
+        """Measure the mismatch, then make the step's optimizer updates."""
+        self._own_experts.clear()
         # Later updates change the policy: everything is scored before the first one.
         initial = list(self._score(batch)) if self.algorithm.minibatches > 1 else []
         scored: list[Tensor] = []
@@ -87,7 +93,8 @@ class GrpoTrainer:
             policy_version=self.policy_version,
             metrics={
                 **sums.means(),
-                **self._mismatch(batch, log_probs, rescored),
+                **mismatch_metrics(log_probs, batch.generator_log_probs),
+                **self._routing_flips(batch),
                 "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
                 "policy/version": float(self.policy_version),
                 "trainer/lr": self.optimizer.param_groups[0]["lr"],
@@ -95,16 +102,13 @@ class GrpoTrainer:
             log_probs=log_probs,
         )
 
-    @staticmethod
-    def _mismatch(
-        batch: TrainBatch, log_probs: list[np.ndarray], rescored: dict[int, np.ndarray]
-    ) -> dict[str, float]:
-        """Trainer against generator, and beside it the trainer against itself in other batches."""
-        metrics = mismatch_metrics(log_probs, batch.generator_log_probs)
-        metrics |= mismatch_metrics(
-            list(rescored.values()), [log_probs[i] for i in rescored], prefix="mismatch/floor_"
-        )
-        return metrics | over_floor(metrics)
+    def _routing_flips(self, batch: TrainBatch) -> dict[str, float]:
+        """How often the hosts' routers disagreed about a token that both have seen."""
+        if self.routing is None or batch.experts is None:
+            return {}
+        own = [self._own_experts[i][:-1] for i in range(batch.num_sequences)]
+        recorded = np.concatenate(batch.experts)
+        return routing_flip_metrics(np.concatenate(own), recorded, self.routing.layers)
 
     def _num_updates(self, batch: TrainBatch) -> int:
         return min(self.algorithm.minibatches, batch.num_sequences)
@@ -165,7 +169,15 @@ class GrpoTrainer:
     def _forward(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probs (with gradient) and entropies of a micro-batch's response tokens."""
         self._sequences.set(microbatch.lengths)
+        if self.routing is not None:
+            self.routing.recorded = microbatch.experts
         hidden = self.decoder(microbatch.token_ids, microbatch.positions)
+        if self.routing is not None and microbatch.experts is not None:
+            own = self.routing.own.cpu().numpy()
+            parts = np.split(own, np.cumsum(microbatch.lengths)[:-1])
+            for sequence, part in zip(microbatch.sequences, parts, strict=True):
+                # Later forwards are of updated weights.
+                self._own_experts.setdefault(sequence, part)
         return token_log_probs(
             self.decoder.logits,
             hidden[microbatch.predicted_from],
@@ -181,19 +193,6 @@ class GrpoTrainer:
         for microbatch in pack(batch, order, self.config.microbatch_tokens, self.device):
             log_probs, _ = self._forward(microbatch)
             yield from log_probs.split(microbatch.response_lengths)
-
-    @torch.no_grad()
-    def _rescore_sample(self, batch: TrainBatch) -> dict[int, np.ndarray]:
-        """Log-probs of some of the batch's sequences, by index, each computed in another batch."""
-        lengths = [len(ids) for ids in batch.token_ids]
-        groups = group_by_tokens(lengths, self.config.microbatch_tokens)
-        rescored: dict[int, np.ndarray] = {}
-        for sequences in floor_batches(lengths, groups, seed=self.policy_version):
-            microbatch = pack_together(batch, sequences, self.device)
-            log_probs, _ = self._forward(microbatch)
-            own = log_probs[: microbatch.response_lengths[0]]
-            rescored[sequences[0]] = own.cpu().numpy()
-        return rescored
 
     def _apply_gradients(self) -> float:
         """Clip, step, publish; returns the gradient norm before clipping."""

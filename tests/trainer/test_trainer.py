@@ -12,8 +12,6 @@ from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.hf import read_architecture, read_weights
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, ModelSpec
-from fos_rl.trainer.noise_floor import floor_batches
-from fos_rl.trainer.packing import MicroBatch
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import TrainBatch
 
@@ -120,61 +118,6 @@ def test_mismatch_is_measured_before_the_update(folder: Path) -> None:
     # The noise that the batch was given: mean |N(0, 0.05)| = 0.04.
     assert 0.02 < result.metrics["mismatch/log_prob_abs_diff/mean"] < 0.06
     assert result.policy_version == trainer.policy_version == 1
-
-
-def test_noise_floor_is_the_trainer_against_itself_before_the_update(folder: Path) -> None:
-    """Against the sampled sequence scored alone by the weights that the step starts from; lr is
-    large, so weights after the update would differ by far more."""
-    trainer = _trainer(folder)
-    batch = _batch(trainer)
-    alone = []
-    for i in range(batch.num_sequences):
-        one = TrainBatch(
-            token_ids=[batch.token_ids[i]],
-            prompt_lengths=[batch.prompt_lengths[i]],
-            generator_log_probs=[batch.generator_log_probs[i]],
-            advantages=batch.advantages[i : i + 1],
-        )
-        alone += [values.numpy() for values in trainer._score(one)]
-    result = trainer.step(batch)
-    lengths = [len(ids) for ids in batch.token_ids]
-    [[sampled]] = floor_batches(lengths, [list(range(len(lengths)))], seed=0)
-    d = np.abs(alone[sampled] - result.log_probs[sampled])
-    metrics = result.metrics
-    assert metrics["mismatch/floor_log_prob_abs_diff/mean"] == pytest.approx(d.mean(), rel=1e-6)
-    assert metrics["mismatch/floor_log_prob_abs_diff/max"] == pytest.approx(d.max(), rel=1e-6)
-    # fp32 sums in another order.
-    assert metrics["mismatch/floor_log_prob_abs_diff/max"] < 1e-5
-
-
-@pytest.mark.parametrize(("tokens", "packed", "again"), [(4096, 6, 1), (1, 1, 2)], ids=str)
-def test_the_floor_sees_what_depends_on_the_batch(
-    folder: Path, tokens: int, packed: int, again: int
-) -> None:
-    """A planted error of 1e-3 for each sequence of the micro-batch: packed six together and scored
-    again alone, or alone and scored again beside a copy."""
-    trainer = _trainer(folder, microbatch_tokens=tokens)
-    batch = _batch(trainer)
-    forward = trainer._forward
-
-    def biased(microbatch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, entropy = forward(microbatch)
-        return log_probs + 1e-3 * len(microbatch.lengths), entropy
-
-    trainer._forward = biased
-    metrics = trainer.step(batch).metrics
-    floor = metrics["mismatch/floor_log_prob_abs_diff/mean"]
-    # Log-probs of size 5 are fp32 numbers 5e-7 apart, and so far from each other anyway.
-    assert floor == pytest.approx(1e-3 * abs(packed - again), abs=3e-6)
-    assert metrics["mismatch/floor_kl_k1"] == pytest.approx(1e-3 * (packed - again), abs=3e-6)
-    over = metrics["mismatch/log_prob_abs_diff/mean"] / floor
-    assert metrics["mismatch/over_floor"] == pytest.approx(over, rel=1e-12)
-    floors = {key.removeprefix("mismatch/floor_") for key in metrics if "/floor_" in key}
-    assert {key for key in floors if not key.startswith("by_")} == {
-        key.removeprefix("mismatch/")
-        for key in metrics
-        if key.startswith("mismatch/") and not key.startswith(("mismatch/floor", "mismatch/by_"))
-    } - {"over_floor"}
 
 
 def test_corrections_use_the_trainers_log_probs_before_the_step(folder: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fos_rl.trainer.log_probs import token_log_probs
+from fos_rl.model.log_probs import token_log_probs
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
