@@ -60,7 +60,7 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
 
 
 class _Engine:
-    """vLLM in this process behind the loop's Generator protocol."""
+    """vLLM in this process behind the loop's Sampler protocol."""
 
     def __init__(self, generator: VllmGenerator, loop: asyncio.AbstractEventLoop) -> None:
         self.generator = generator

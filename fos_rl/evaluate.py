@@ -10,7 +10,7 @@ import numpy as np
 from fos_rl.config import EvalConfig, RunConfig
 from fos_rl.data.eval_sets import EvalSet
 from fos_rl.data.verifiers import VerifierPool
-from fos_rl.types import Generator, Rollout, Sampling, StepRecord
+from fos_rl.types import Rollout, Sampler, Sampling, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Evaluator:
         for verifier in self._verifiers.values():
             verifier.close()
 
-    def add_to(self, record: StepRecord, generator: Generator) -> StepRecord:
+    def add_to(self, record: StepRecord, generator: Sampler) -> StepRecord:
         """The record with `eval/` metrics, on the steps that have them."""
         done = record.step + 1
         settings = self.config.eval
@@ -63,11 +63,11 @@ class Evaluator:
             metrics |= result.metrics()
         return StepRecord(step=record.step, metrics=metrics)
 
-    def results(self, settings: EvalConfig, generator: Generator) -> list[SetResult]:
+    def results(self, settings: EvalConfig, generator: Sampler) -> list[SetResult]:
         """One result a set."""
         return [self._evaluate(eval_set, settings, generator) for eval_set in self.sets]
 
-    def _evaluate(self, eval_set: EvalSet, settings: EvalConfig, generator: Generator) -> SetResult:
+    def _evaluate(self, eval_set: EvalSet, settings: EvalConfig, generator: Sampler) -> SetResult:
         tokens = settings.max_new_tokens or self.config.rollout.max_new_tokens
         kinds = {"sampled": (settings.samples, settings.temperature), "greedy": (1, 0.0)}
         if not settings.samples:

@@ -112,7 +112,7 @@ class PromptStream(Protocol):
         ...
 
 
-class Generator(Protocol):
+class Sampler(Protocol):
     """Samples responses; keeps the weights of one policy version."""
 
     def generate(
@@ -120,6 +120,10 @@ class Generator(Protocol):
     ) -> list[list[Rollout]]:
         """One group of rollouts a prompt, in the prompts' order; by default as the run samples."""
         ...
+
+
+class Generator(Sampler, Protocol):
+    """A sampler that can look at its own tokens again."""
 
     def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         """Log-probs of the responses' tokens, computed once more in another batch."""

@@ -15,6 +15,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from fos_rl.generator.prefill import runner_of
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.routing import expert_layers, route_through
 from fos_rl.spec import Architecture
@@ -69,8 +70,7 @@ class FinishedRouting:
         core = cast(Any, engine.engine_core).engine_core
         self._manager = core.scheduler.kv_cache_manager
         self._block_size = core.vllm_config.cache_config.block_size
-        [model] = engine.collective_rpc(lambda worker: worker.model_runner.get_model())
-        self._record = cast(RoutingRecord, model.routing)
+        self._record = cast(RoutingRecord, runner_of(engine).get_model().routing)
         self._experts: dict[str, np.ndarray] = {}
         self._free = self._manager.free
         self._manager.free = self._read_and_free

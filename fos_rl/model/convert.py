@@ -48,7 +48,9 @@ def build_decoder(
     return decoder
 
 
-def _quantize(decoder: Decoder, precision: Quantized, backward: Backward | None) -> None:
+def _quantize(
+    decoder: Decoder, precision: Mxfp8 | Nvfp4 | FourOverSix, backward: Backward | None
+) -> None:
     recipe = quantizer_recipe(precision)
     mode = resolve_backward(backward, recipe.row_scaled_activation)
     gemm: Gemm = "fixed_tile" if decoder.spec.consistency == "exact" else precision.gemm

@@ -30,8 +30,9 @@ def expert_layers(decoder: Decoder) -> list[int]:
 
 def route_through(decoder: Decoder, choose: ChooseByLayer) -> None:
     """Ask `choose` in every expert layer of the decoder, from now on."""
-    for place, layer in enumerate(expert_layers(decoder)):
-        decoder.model.layers[layer].mlp.choose = partial(choose, place)
+    mlps = (layer.mlp for layer in decoder.model.layers if isinstance(layer.mlp, SparseMlp))
+    for place, mlp in enumerate(mlps):
+        mlp.choose = partial(choose, place)
 
 
 class RoutingReplay:
