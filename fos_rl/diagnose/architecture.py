@@ -138,12 +138,13 @@ def routing(question: Question) -> Iterator[Hypothesis]:
         "the router multiplied in bf16": _bf16_router,
         "every token took the runner-up in place of its last expert": _runner_up,
     }
-    for other in (k - 1, k + 1):
-        if 0 < other <= architecture.num_experts:
-            changes[f"each token took {other} experts"] = _number_of_experts(other)
     for detail, change in changes.items():
         edit = forward.but(edit_decoder=lambda d, c=change: _reroute(d, c))
         yield from_forward("routing", detail, edit)
+    for other in (k - 1, k + 1):
+        if 0 < other <= architecture.num_experts:
+            edit = forward.but(edit_decoder=lambda d, n=other: _set_experts_per_token(d, n))
+            yield from_forward("routing", f"each token took {other} experts", edit)
     yield Hypothesis(
         cause="routing",
         detail="near-tied experts were chosen the other way",
@@ -192,10 +193,10 @@ def _bf16_router(route: Route, hidden: Tensor, weight: Tensor, kw: RouteArgument
     return route(logits.float(), identity, **kw)
 
 
-def _number_of_experts(number: int) -> RouteChange:
-    return lambda route, hidden, weight, kw: route(
-        hidden, weight, **{**kw, "num_experts_per_token": number}
-    )
+def _set_experts_per_token(decoder: Decoder, number: int) -> None:
+    for module in decoder.modules():
+        if isinstance(module, SparseMlp):
+            module.num_experts_per_token = number
 
 
 def _runner_up(route: Route, hidden: Tensor, weight: Tensor, kw: RouteArguments) -> Any:

@@ -119,6 +119,9 @@ def scale_scope(question: Question) -> Iterator[Hypothesis]:
     else:
         tensor = _with_precision(forward, row_scaled_activation=False)
         yield from_forward("scale scope", "the activation scale was of the whole tensor", tensor)
+    # A decode step has a token of every sequence: they all are one micro-batch.
+    whole = forward.config.trainer.model_copy(update={"microbatch_tokens": 1 << 40})
+    forward = forward.but(config=forward.config.model_copy(update={"trainer": whole}))
     for detail, groups_of in (
         ("of one sequence at a time", _by_sequence),
         ("of the tensor of each decode step", _by_decode_step),
