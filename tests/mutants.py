@@ -290,7 +290,7 @@ MUTANTS = [
     mutant(
         "37 operands dequantized to bf16",
         "gemm",
-        "    out = raw_gemm(a, b, gemm, b_operand)\n    if isinstance(a, NVFP4Tensor):\n",
+        "    out = raw_gemm(a, b, gemm, b_operand)\n    if not isinstance(a, MXFP8Tensor):\n",
         "    from fos_rl.quant.nvfp4 import nvfp4_dequantize as deq\n"
         "    if isinstance(a, NVFP4Tensor):\n"
         "        out = fp32_mm(deq(a, torch.bfloat16).float(), deq(b, torch.bfloat16).float())\n"

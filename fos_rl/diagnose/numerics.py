@@ -229,8 +229,9 @@ class _GroupedRecipe(NVFP4Recipe):
         shared = amax.new_zeros(int(group.max()) + 1).scatter_reduce(0, group, amax, "amax")
         return NVFP4Recipe.activation(self, x, amax=shared[group], amax_per_row=True)
 
-    def activation_and_operand(self, x: Tensor) -> tuple[Any, None]:
-        return self.activation(x), None
+    def activation_for_gemm(self, x: Tensor, **_: Any) -> tuple[Any, Any]:
+        quantized = self.activation(x)
+        return quantized, quantized
 
 
 def _by_sequence(microbatch: MicroBatch) -> Tensor:

@@ -85,16 +85,30 @@ def cute_decode(
 
 
 def cute_quantize_for_gemm(
-    x: Tensor, method: str, err_mode: str, bound: int, row_scaled: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """codes, block_scale, global_amax and the exact operand of 1x16 blocks, x being read once."""
-    codes, block_scale, amax, operand = ops.quantize(
-        x, method, "1x16", err_mode, bound, row_scaled, operand=True
+    x: Tensor,
+    method: str,
+    err_mode: str,
+    bound: int,
+    row_scaled: bool,
+    global_amax: Tensor | None,
+    codes: bool,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """The exact operand of 1x16 blocks, global_amax, and codes with block_scale if asked for."""
+    out_codes, block_scale, amax, operand = ops.quantize(
+        x,
+        method,
+        "1x16",
+        err_mode,
+        bound,
+        row_scaled,
+        global_amax=global_amax,
+        codes=codes,
+        operand=True,
     )
-    assert codes is not None
-    assert block_scale is not None
     assert operand is not None
-    return codes, block_scale, amax, operand
+    if out_codes is None or block_scale is None:
+        return operand, amax, None
+    return operand, amax, (out_codes, block_scale)
 
 
 def takes_fused_epilogue(sums: Tensor, dtype: torch.dtype) -> bool:

@@ -21,10 +21,12 @@ from fos_rl.kernels import ops
 from fos_rl.quant.backend import takes_fused_epilogue
 from fos_rl.quant.blocks import check_choice
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
-from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand
+from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor, exact_operand
 
 Gemm = Literal["emulated", "native", "fixed_tile"]
 QuantizedTensor = NVFP4Tensor | MXFP8Tensor
+# What a GEMM takes as its first operand: "native" needs codes.
+GemmInput = QuantizedTensor | NVFP4Operand
 NATIVE_CAPABILITIES = ((10, 0), (10, 3))
 # On x86 an sgemm of very few rows takes another path, which would make a row depend on its batch.
 _MIN_CPU_ROWS = 16
@@ -52,11 +54,13 @@ def backward_gemm(gemm: Gemm) -> Gemm:
     return "emulated" if gemm == "fixed_tile" else gemm
 
 
-def gemm_operand(t: QuantizedTensor) -> Float[Tensor, "*stack rows cols"]:
+def gemm_operand(t: GemmInput) -> Float[Tensor, "*stack rows cols"]:
     """Return what the other GEMMs than "native" multiply: exact, fp32 on the CPU and bf16 on CUDA.
 
     An MXFP8 element below 2^-133 is not exact in bf16.
     """
+    if isinstance(t, NVFP4Operand):
+        return t.operand
     dtype = torch.float32 if t.device.type == "cpu" else torch.bfloat16
     return exact_operand(t, dtype) if isinstance(t, NVFP4Tensor) else mxfp8_dequantize(t, dtype)
 
@@ -78,19 +82,18 @@ def fp32_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float32[Tensor,
 
 
 def raw_gemm(
-    a: QuantizedTensor,
+    a: GemmInput,
     b: QuantizedTensor,
     gemm: Gemm,
-    a_operand: Tensor | None = None,
     b_operand: Tensor | None = None,
 ) -> Float32[Tensor, "m n"]:
     """Return the fp32 sums of products of a [M, K] and b [N, K] before any global scale."""
     if gemm == "native":
+        assert not isinstance(a, NVFP4Operand)
         return _native_gemm(a, b)
-    a_operand = gemm_operand(a) if a_operand is None else a_operand
     b_operand = gemm_operand(b) if b_operand is None else b_operand
     multiply = fixed_tile_mm if gemm == "fixed_tile" else fp32_mm
-    return multiply(a_operand, b_operand)
+    return multiply(gemm_operand(a), b_operand)
 
 
 def apply_global_scales(
@@ -115,20 +118,19 @@ def apply_global_scales(
 
 
 def quantized_gemm(
-    a: QuantizedTensor,
+    a: GemmInput,
     b: QuantizedTensor,
     out_dtype: torch.dtype,
     *,
     gemm: Gemm = "emulated",
     row_scaled: bool = False,
     bias: Float[Tensor, "n"] | None = None,
-    a_operand: Tensor | None = None,
     b_operand: Tensor | None = None,
 ) -> Float[Tensor, "m n"]:
     """Return a @ b.T (a [M, K], b [N, K]) in out_dtype: global scales and bias in fp32, one
-    rounding. Operands given are those of gemm_operand."""
-    out = raw_gemm(a, b, gemm, a_operand, b_operand)
-    if isinstance(a, NVFP4Tensor):
+    rounding. b_operand, if given, is gemm_operand(b)."""
+    out = raw_gemm(a, b, gemm, b_operand)
+    if not isinstance(a, MXFP8Tensor):
         assert isinstance(b, NVFP4Tensor)
         bounds = (a.bound, b.bound)
         if takes_fused_epilogue(out, out_dtype):

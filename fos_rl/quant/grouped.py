@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from fos_rl.exact.matmul import fixed_tile_grouped_mm
 from fos_rl.quant.gemm import (
     Gemm,
+    GemmInput,
     QuantizedTensor,
     apply_global_scales,
     backward_gemm,
@@ -39,8 +40,9 @@ from fos_rl.quant.matmul import (
     tensors_of,
 )
 from fos_rl.quant.mxfp8 import MXFP8Tensor
-from fos_rl.quant.nvfp4 import NVFP4Tensor
+from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor
 from fos_rl.quant.recipes import (
+    ActivationForms,
     Backward,
     MXFP8Recipe,
     QuantizedWeight,
@@ -84,9 +86,10 @@ def quantized_grouped_mm(
 
 
 def _quantize_rows(
-    x: Tensor, offs: Tensor, group: Tensor, recipe: Recipe
-) -> tuple[QuantizedTensor, Tensor | None]:
-    """Return x [M, K] quantized, with rows of no group as zeros, and its distinct amaxes.
+    x: Tensor, offs: Tensor, group: Tensor, recipe: Recipe, forms: ActivationForms
+) -> tuple[GemmInput, QuantizedTensor | None, Tensor | None]:
+    """Return activation_for_gemm of x [M, K], with rows of no group as zeros, and its distinct
+    amaxes.
 
     Those are [M] if row-scaled, [E] if each group has one (the tensor carries it for each row), or
     None in MXFP8.
@@ -95,12 +98,13 @@ def _quantize_rows(
     if x.device.type != "cpu" or int(offs[-1]) < x.shape[0]:
         x = x.masked_fill((group == experts)[:, None], 0.0)
     if isinstance(recipe, MXFP8Recipe):
-        return recipe.activation(x), None
+        return *recipe.activation_for_gemm(x, forms=forms), None
     if recipe.row_scaled_activation:
-        rows = recipe.activation(x)
-        return rows, rows.global_amax
+        multiplied, rows = recipe.activation_for_gemm(x, forms=forms)
+        return multiplied, rows, amax_of(multiplied)
     amax = group_amax(x, group, experts)
-    return recipe.activation(x, amax=per_row(amax, group), amax_per_row=True), amax
+    pair = recipe.activation_for_gemm(x, forms=forms, amax=per_row(amax, group), amax_per_row=True)
+    return *pair, amax
 
 
 def _part(t: QuantizedTensor, index: int | slice) -> QuantizedTensor:
@@ -111,11 +115,12 @@ def _part(t: QuantizedTensor, index: int | slice) -> QuantizedTensor:
 
 
 def _grouped_sums(
-    x: QuantizedTensor, prepared: QuantizedWeight, offs: Tensor, group: Tensor, gemm: Gemm
+    x: GemmInput, prepared: QuantizedWeight, offs: Tensor, group: Tensor, gemm: Gemm
 ) -> Tensor:
     """Return the fp32 sums [M, N] before global scales; rows of no group are 0."""
     w = prepared.rowwise
     if gemm == "native":
+        assert not isinstance(x, NVFP4Operand)
         sums = torch.zeros(x.shape[0], w.shape[1], dtype=torch.float32, device=x.device)
         for expert, (start, end) in enumerate(group_spans(offs.tolist())):
             if end > start:
@@ -125,7 +130,7 @@ def _grouped_sums(
     w_operand = gemm_operand(w) if prepared.operand is None else prepared.operand
     if gemm == "fixed_tile":
         return fixed_tile_grouped_mm(gemm_operand(x), w_operand, offs)
-    if x.device.type == "cpu":
+    if offs.device.type == "cpu":
         return looped_sums(gemm_operand(x), w_operand, offs.tolist())
     return blocked_sums(gemm_operand(x), w_operand, offs, group)
 
@@ -137,15 +142,16 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, offs: Tensor, call: MatmulCall) -> Tensor:
         recipe, prepared, w = call.recipe, call.prepared, call.prepared.rowwise
         group = group_of_rows(offs, x.shape[0])
-        quantized_x, amax = _quantize_rows(x, offs, group, recipe)
-        out = _grouped_sums(quantized_x, prepared, offs, group, call.gemm)
-        if isinstance(quantized_x, NVFP4Tensor):
+        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        forms = call.activation_forms(for_wgrad)
+        multiplied, quantized_x, amax = _quantize_rows(x, offs, group, recipe, forms)
+        out = _grouped_sums(multiplied, prepared, offs, group, call.gemm)
+        if not isinstance(multiplied, MXFP8Tensor):
             assert isinstance(w, NVFP4Tensor)
             w_amax = per_row(w.global_amax[:, 0], group)
-            bounds = (quantized_x.bound, w.bound)
+            bounds = (multiplied.bound, w.bound)
             row_scaled = recipe.row_scaled_activation
-            out = apply_global_scales(out, quantized_x.global_amax, w_amax, bounds, row_scaled)
-        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+            out = apply_global_scales(out, multiplied.global_amax, w_amax, bounds, row_scaled)
         kept_x: tuple[Tensor, ...] = ()
         kept_w = None
         if call.backward == "high_precision":

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from fos_rl.quant.gemm import (
     Gemm,
+    GemmInput,
     QuantizedTensor,
     backward_gemm,
     check_gemm,
@@ -30,6 +31,7 @@ from fos_rl.quant.gemm import (
 from fos_rl.quant.mxfp8 import MXFP8Tensor
 from fos_rl.quant.nvfp4 import NVFP4Tensor
 from fos_rl.quant.recipes import (
+    ActivationForms,
     Backward,
     QuantizedWeight,
     Recipe,
@@ -48,6 +50,12 @@ class MatmulCall:
     gemm: Gemm
     prepared: QuantizedWeight
     grad_enabled: bool
+
+    def activation_forms(self, for_wgrad: bool) -> ActivationForms:
+        """Codes where the tensor core or the weight gradient reads them."""
+        if self.gemm == "native":
+            return "codes"
+        return "both" if for_wgrad and self.backward == "dequantized" else "operand"
 
 
 def quantized_linear(
@@ -126,8 +134,8 @@ def pad_rows(x: Float[Tensor, "rows cols"], multiple: int) -> Float[Tensor, "pad
     return pad(x, (0, 0, 0, -x.shape[0] % multiple)) if x.shape[0] % multiple else x
 
 
-def amax_of(t: QuantizedTensor) -> Tensor | None:
-    return t.global_amax if isinstance(t, NVFP4Tensor) else None
+def amax_of(t: GemmInput) -> Tensor | None:
+    return None if isinstance(t, MXFP8Tensor) else t.global_amax
 
 
 def tensors_of(kept: QuantizedTensor | Tensor | None) -> tuple[Tensor, ...]:
@@ -162,22 +170,18 @@ class _QuantizedMatmul(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: MatmulCall
     ) -> Tensor:
         recipe, prepared = call.recipe, call.prepared
-        x_operand = None
-        if call.gemm == "native":
-            quantized_x = recipe.activation(x)
-        else:
-            quantized_x, x_operand = recipe.activation_and_operand(x)
+        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        forms = call.activation_forms(for_wgrad)
+        multiplied, quantized_x = recipe.activation_for_gemm(x, forms=forms)
         out = quantized_gemm(
-            quantized_x,
+            multiplied,
             prepared.rowwise,
             x.dtype,
             gemm=call.gemm,
             row_scaled=recipe.row_scaled_activation,
             bias=bias,
-            a_operand=x_operand,
             b_operand=prepared.operand,
         )
-        for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         kept_x = kept_w = None
         match call.backward:
             case "high_precision":
@@ -187,7 +191,7 @@ class _QuantizedMatmul(torch.autograd.Function):
             case "quantized":
                 if for_wgrad:
                     rows = pad_rows(x, recipe.block)
-                    kept_x = recipe.activation(rows, columnwise=True, amax=amax_of(quantized_x))
+                    kept_x = recipe.activation(rows, columnwise=True, amax=amax_of(multiplied))
                 if for_dgrad:
                     kept_w = prepared.columnwise or recipe.weight(
                         weight, columnwise=True, amax=amax_of(prepared.rowwise)

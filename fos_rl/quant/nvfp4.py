@@ -88,6 +88,19 @@ class NVFP4Tensor:
         return self.codes.nbytes + self.block_scale.nbytes + self.global_amax.nbytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NVFP4Operand:
+    """A matrix in NVFP4 as a GEMM multiplies it, for a caller that needs no codes.
+
+    operand: [R, C], what exact_operand makes of the codes: E2M1(code) * block_scale.
+    global_amax, bound: those of NVFP4Tensor; value = operand * global_amax / (6 * bound).
+    """
+
+    operand: Float[Tensor, "rows cols"]
+    global_amax: Float[Tensor, "scales"]
+    bound: int
+
+
 def nvfp4_quantize(
     x: Float[Tensor, "*stack rows cols"],
     row_scaled: bool = False,

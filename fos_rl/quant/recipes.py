@@ -16,11 +16,14 @@ from torch import Tensor
 from fos_rl.quant.backend import cute_quantize_for_gemm, use_cute
 from fos_rl.quant.blocks import BlockShape, check_choice
 from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode, four_over_six_quantize
-from fos_rl.quant.gemm import QuantizedTensor, gemm_operand
+from fos_rl.quant.gemm import GemmInput, QuantizedTensor, gemm_operand
 from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor, ScaleMode, mxfp8_dequantize, mxfp8_quantize
-from fos_rl.quant.nvfp4 import NVFP4Tensor, nvfp4_dequantize, nvfp4_quantize
+from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor, nvfp4_dequantize, nvfp4_quantize
 
 Backward = Literal["quantized", "high_precision", "dequantized"]
+# What is needed of a quantized activation: what is kept or what the tensor core takes, and what
+# other GEMMs multiply (gemm_operand).
+ActivationForms = Literal["codes", "operand", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +68,28 @@ class NVFP4Recipe:
         per_row = self.row_scaled_activation if amax_per_row is None else amax_per_row
         return self._quantize(x, "1x16", per_row and not columnwise, columnwise, amax)
 
-    def activation_and_operand(self, x: Tensor) -> tuple[NVFP4Tensor, Tensor | None]:
-        """Quantize x [M, K], and give its gemm_operand too where one pass makes both."""
-        if self.quantizer or torch.compiler.is_compiling() or not use_cute("auto", x):
-            return self.activation(x), None
-        method = "standard" if self.scheme == "nvfp4" else self.scheme
-        codes, block_scale, amax, operand = cute_quantize_for_gemm(
-            x, method, self.err_mode, self._bound, self.row_scaled_activation
+    def activation_for_gemm(
+        self,
+        x: Tensor,
+        *,
+        forms: ActivationForms,
+        amax: Tensor | None = None,
+        amax_per_row: bool | None = None,
+    ) -> tuple[GemmInput, NVFP4Tensor | None]:
+        """Quantize x [M, K]: what a GEMM multiplies, and the codes if forms has them.
+
+        The kernels make one or both in a pass; the reference makes codes.
+        """
+        by_reference = self.quantizer or torch.compiler.is_compiling() or not use_cute("auto", x)
+        if forms == "codes" or by_reference:
+            quantized = self.activation(x, amax=amax, amax_per_row=amax_per_row)
+            return quantized, quantized
+        per_row = self.row_scaled_activation if amax_per_row is None else amax_per_row
+        operand, amax, parts = cute_quantize_for_gemm(
+            x, self._method, self.err_mode, self._bound, per_row, amax, forms == "both"
         )
-        return NVFP4Tensor(codes, block_scale, amax, self._bound), operand
+        quantized = None if parts is None else NVFP4Tensor(*parts, amax, self._bound)
+        return NVFP4Operand(operand, amax, self._bound), quantized
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
@@ -122,6 +138,11 @@ class NVFP4Recipe:
         return NVFP4Tensor(codes, block_scale, global_amax, self._bound)
 
     @property
+    def _method(self) -> str:
+        """The scheme as the kernels name it."""
+        return "four_over_six" if self.scheme == "four_over_six" else "standard"
+
+    @property
     def _bound(self) -> int:
         return self.e4m3_scale_bound if self.scheme == "four_over_six" else 448
 
@@ -163,8 +184,16 @@ class MXFP8Recipe:
     ) -> MXFP8Tensor:
         return mxfp8_quantize(x, self.scale_mode, columnwise=columnwise)
 
-    def activation_and_operand(self, x: Tensor) -> tuple[MXFP8Tensor, None]:
-        return self.activation(x), None
+    def activation_for_gemm(
+        self,
+        x: Tensor,
+        *,
+        forms: ActivationForms,
+        amax: Tensor | None = None,
+        amax_per_row: bool | None = None,
+    ) -> tuple[GemmInput, MXFP8Tensor]:
+        quantized = self.activation(x)
+        return quantized, quantized
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False

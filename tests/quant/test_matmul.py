@@ -5,6 +5,7 @@ import torch
 from quant_goldens import assert_bytes
 from torch.utils.checkpoint import checkpoint
 
+from fos_rl.kernels import ops
 from fos_rl.quant import (
     MXFP8Recipe,
     NVFP4Recipe,
@@ -21,10 +22,13 @@ from fos_rl.quant import (
     nvfp4_mm,
     nvfp4_quantize,
     prepare_weight,
+    quantized_grouped_mm,
     quantized_linear,
+    recipes,
 )
 
 MODES = ["quantized", "high_precision", "dequantized"]
+BOTH = (True, False)
 PER_TENSOR = {"row_scaled_activation": False}
 LINEARS = [
     pytest.param(four_over_six_linear, PER_TENSOR, id="four_over_six"),
@@ -235,6 +239,48 @@ def test_only_needed_operands_are_kept():
         assert leaf_w.grad is not None
         assert w.grad is None
         assert x.grad is None
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["linear", "grouped"])
+def test_kernels_write_codes_only_for_a_wgrad_that_reads_them(monkeypatch, grouped):
+    """A stand-in for the kernels makes what they are asked for, by the reference."""
+    asked = []
+
+    def quantize(x, method, block, err_mode, bound, row_scaled, *, global_amax, codes, operand):
+        assert operand
+        asked.append(codes)
+        t = four_over_six_quantize(
+            x, block, err_mode, bound, row_scaled, global_amax=global_amax, backend="reference"
+        )
+        parts = (t.codes, t.block_scale) if codes else (None, None)
+        return *parts, t.global_amax, exact_operand(t, torch.float32)
+
+    x, w = (t.detach() for t in leaves(48, 64, 96)[:2])
+    offs = torch.tensor([32, 48], dtype=torch.int32)
+    matrices = torch.stack((w, w)) if grouped else w
+
+    def run(backward: str, row: bool) -> list[torch.Tensor]:
+        a, b = (t.clone().requires_grad_() for t in (x, matrices))
+        recipe = NVFP4Recipe("four_over_six", row_scaled_activation=row)
+        if grouped:
+            out = quantized_grouped_mm(a, b, offs, recipe=recipe, backward=backward)
+        else:
+            out = quantized_linear(a, b, recipe=recipe, backward=backward)
+        if out.requires_grad:
+            out.sum().backward()
+        return [t for t in (out.detach(), a.grad, b.grad) if t is not None]
+
+    cases = [(mode, row) for mode in MODES for row in ((False,) if mode == "quantized" else BOTH)]
+    expected = [run(*case) for case in cases]
+    monkeypatch.setattr(recipes, "use_cute", lambda backend, x: True)
+    monkeypatch.setattr(ops, "quantize", quantize)
+    for case, tensors in zip(cases, expected, strict=True):
+        for found, reference in zip(run(*case), tensors, strict=True):
+            assert_bytes(found, reference, str(case))
+        assert asked.pop() == (case[0] == "dequantized"), case
+    with torch.no_grad():
+        run("dequantized", True)
+    assert asked == [False]
 
 
 @pytest.mark.parametrize("mode", MODES)
