@@ -108,19 +108,6 @@ def test_equal_hosts_differ_by_rounding_alone(dense: tuple[Hosts, list[Rollout]]
     assert found.tokens == fed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-def test_exact_hosts_do_not_differ_at_all(family: str, tmp_path: Path) -> None:
-    """Every operation, in place and given the same input, in bf16 under four-over-six."""
-    settings = {"precision": FourOverSix(), "consistency": "exact"}
-    with _sampled(family, tmp_path, **settings) as (pair, rollouts):
-        found = compare_hosts(pair.trainer, pair.generator, rollouts)
-    assert [op.name for op in found.operations if op.max or op.same_input_max] == []
-    assert verdict(found) == ["the two forwards are equal to the last bit"]
-    assert {flipped for flipped, _ in found.flipped_codes.values()} == {0}
-    assert found.sampled_differences["mismatch/log_prob_abs_diff/max"] == 0
-
-
 @pytest.mark.parametrize("name", DENSE)
 def test_names_the_changed_operation(dense: tuple[Hosts, list[Rollout]], name: str) -> None:
     pair, rollouts = dense
@@ -138,6 +125,22 @@ def test_names_a_changed_attention_scale(
     monkeypatch.setattr(attention.attn.impl, "scale", attention.attn.impl.scale * 1.05)
     found = compare_hosts(pair.trainer, pair.generator, rollouts)
     assert _culprit(found) == "layers.1.attention"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_exact_hosts_do_not_differ_at_all(family: str, tmp_path: Path) -> None:
+    """Every operation, in place and given the same input, in bf16 under four-over-six.
+
+    From here on each test closes an engine, which ends all others of this process.
+    """
+    settings = {"precision": FourOverSix(), "consistency": "exact"}
+    with _sampled(family, tmp_path, **settings) as (pair, rollouts):
+        found = compare_hosts(pair.trainer, pair.generator, rollouts)
+    assert [op.name for op in found.operations if op.max or op.same_input_max] == []
+    assert verdict(found) == ["the two forwards are equal to the last bit"]
+    assert {flipped for flipped, _ in found.flipped_codes.values()} == {0}
+    assert found.sampled_differences["mismatch/log_prob_abs_diff/max"] == 0
 
 
 def test_names_a_changed_weight_once_however_many_codes(tmp_path: Path) -> None:
