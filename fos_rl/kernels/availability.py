@@ -6,6 +6,7 @@ The same text is the error of ``backend="cute"``, the reason of a skipped test a
 
 import functools
 import importlib.util
+import math
 
 import torch
 from torch import Tensor
@@ -60,15 +61,26 @@ def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | Non
     reason = _device_reason(x.device)
     if reason is not None:
         return reason
-    if x.numel() == 0:
-        return "the input is empty"
-    if dtype is not None:
-        return None if dtype in _DTYPES else f"dtype is {dtype}, needs bfloat16 or float32"
-    if x.dtype not in _DTYPES:
-        return f"dtype is {x.dtype}, needs bfloat16 or float32"
+    compiling = torch.compiler.is_compiling()
+    shape_reason = _shape_reason if compiling else _cached_shape_reason
+    reason = shape_reason(x.shape, x.dtype if dtype is None else dtype, dtype is not None)
+    if reason is not None or dtype is not None:
+        return reason
     # While compiling there is no address; the op copies what is not aligned.
-    if not x.is_contiguous() or (not torch.compiler.is_compiling() and x.data_ptr() % 16):
+    if not x.is_contiguous() or (not compiling and x.data_ptr() % 16):
         return "the input is not contiguous and aligned to 16 bytes"
-    if x.shape[-1] % 16 or x.numel() >= 2**35:
-        return f"shape is {tuple(x.shape)}, needs a last dim divisible by 16 and < 2^35 elements"
     return None
+
+
+def _shape_reason(shape: torch.Size, dtype: torch.dtype, is_codes: bool) -> str | None:
+    size = math.prod(shape)
+    if size == 0:
+        return "the input is empty"
+    if dtype not in _DTYPES:
+        return f"dtype is {dtype}, needs bfloat16 or float32"
+    if not is_codes and (shape[-1] % 16 or size >= 2**35):
+        return f"shape is {tuple(shape)}, needs a last dim divisible by 16 and < 2^35 elements"
+    return None
+
+
+_cached_shape_reason = functools.lru_cache(maxsize=4096)(_shape_reason)

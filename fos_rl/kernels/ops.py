@@ -16,16 +16,21 @@ from torch import Tensor
 
 from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
-from fos_rl.kernels.layouts import SMALL_BYTES, matrix_layout, num_partials, row_layout
+from fos_rl.kernels.layouts import SMALL_BYTES, matrix_layout, row_layout
 
 _AMAX_THREADS, _DECODE_THREADS = 512, 256
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class _Plan(NamedTuple):
-    """All of a call but its addresses. Sizes and strides of outputs are those of empty_strided."""
+    """All of a call but its addresses. Sizes and strides of outputs are those of empty_strided.
+
+    launch_amax is None where no partial amaxes are needed; else room, for an amax of each matrix
+    and its share of partial ones, is more than amaxes.
+    """
 
     launch: Callable[..., None]
+    launch_amax: Callable[..., None] | None
     share: int
     stack: int
     ctas: int
@@ -34,7 +39,7 @@ class _Plan(NamedTuple):
     scales: tuple[tuple[int, ...], tuple[int, ...]]
     operand: tuple[tuple[int, ...], tuple[int, ...]]
     amaxes: tuple[tuple[int, ...], tuple[int, ...]]
-    partial: bool
+    room: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @functools.cache
@@ -52,13 +57,20 @@ def _plan(
     shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
-    recipe: tuple[str, str, int],
+    method: str,
     block: str,
+    err_mode: str,
+    bound: int,
     row_scaled: bool,
     columnwise: bool,
-    given: bool,
-    writes: tuple[bool, bool],
+    amax_device: torch.device | None,
+    codes: bool,
+    operand: bool,
 ) -> _Plan:
+    """The plan of a call; amax_device is that of an amax that is given."""
+    given = amax_device is not None
+    if given and amax_device != device:
+        raise ValueError(f"global_amax is on {amax_device}, x on {device}; move it there.")
     *lead, rows, cols = shape
     stack = math.prod(lead)
     matrix, amaxes = (stack * rows, cols), (*lead, 1)
@@ -77,12 +89,17 @@ def _plan(
         layout = row_layout(1, rows * cols // 16, dtype, sms, False)
     else:
         layout = matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
-    constants = (layout.name, (_DTYPE_NAMES[dtype], *recipe), layout.plan, writes)
+    recipe = (_DTYPE_NAMES[dtype], method, err_mode if method == "four_over_six" else "mae", bound)
+    constants = (layout.name, recipe, layout.plan, (codes, operand))
     launch = compile_cache.load("quantize", constants, architecture(device))
+    room, launch_amax = _dense(*amaxes), None
+    if layout.plan[1] == "partials":
+        room, launch_amax = _dense(stack * (1 + layout.share)), amax_launcher(device, dtype)
     if columnwise:
         rows, cols = cols, rows
     return _Plan(
         launch,
+        launch_amax,
         layout.share,
         stack,
         layout.ctas,
@@ -91,12 +108,12 @@ def _plan(
         _dense(*lead, rows, cols // 16),
         _dense(*lead, rows, cols),
         _dense(*amaxes),
-        layout.plan[1] == "partials",
+        room,
     )
 
 
 @functools.cache
-def _amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[..., None]:
+def amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[..., None]:
     constants = (_DTYPE_NAMES[dtype], _AMAX_THREADS)
     return compile_cache.load("partial_amax", constants, architecture(device))
 
@@ -112,15 +129,6 @@ def _decode_launcher(
 @functools.cache
 def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., None]:
     return compile_cache.load("epilogue", constants, architecture(device))
-
-
-def partial_amaxes(x: Tensor, stack: int) -> Tensor:
-    """fp32 [stack * (1 + n)]: room for each matrix's amax, then n partial amaxes of each."""
-    device = x.device
-    count = num_partials(x.numel() * x.element_size() // stack, stack, _sm_count(device))
-    out = torch.empty(stack * (1 + count), dtype=torch.float32, device=device)
-    _amax_launcher(device, x.dtype)(x, out, stack)
-    return out
 
 
 def quantize(
@@ -141,10 +149,20 @@ def quantize(
     x is a contiguous matrix or stack of matrices. What codes and operand do not ask for is None.
     """
     device, shape = x.device, x.shape
-    given = global_amax is not None
-    recipe = (method, err_mode if method == "four_over_six" else "mae", bound)
+    amax_device = None if global_amax is None else global_amax.device
     plan = _plan(
-        shape, x.dtype, device, recipe, block, row_scaled, columnwise, given, (codes, operand)
+        shape,
+        x.dtype,
+        device,
+        method,
+        block,
+        err_mode,
+        bound,
+        row_scaled,
+        columnwise,
+        amax_device,
+        codes,
+        operand,
     )
     if x.requires_grad:
         x = x.detach()
@@ -160,23 +178,19 @@ def quantize(
     if operand:
         out_operand = empty(*plan.operand, dtype=torch.bfloat16, device=device)
         operand_at = out_operand.data_ptr()
-    if given:
-        if global_amax.device != device:
-            raise ValueError(
-                f"global_amax is on {global_amax.device}, x on {device}; move it there."
-            )
+    if global_amax is not None:
         amax = global_amax.contiguous()
-    elif plan.partial:
-        amax = partial_amaxes(x, plan.stack)
     else:
-        amax = empty(*plan.amaxes, dtype=torch.float32, device=device)
+        amax = empty(*plan.room, dtype=torch.float32, device=device)
+        if plan.launch_amax is not None:
+            plan.launch_amax(x, amax, plan.stack)
     plan.launch(
         x, amax.data_ptr(), codes_at, scale_at, operand_at, plan.share, plan.stack, plan.ctas
     )
-    if given:
+    if global_amax is not None:
         amax = global_amax
-    elif plan.partial:
-        amax = amax[: plan.stack].view(plan.amaxes[0])
+    elif plan.launch_amax is not None:
+        amax = amax.as_strided(*plan.amaxes)
     return out_codes, out_scale, amax, out_operand
 
 
@@ -193,21 +207,25 @@ def decode(
     block_scale may be float8_e4m3fn or its bytes.
     """
     device = codes.device
-    lead, half = codes.shape[:-1], codes.shape[-1]
-    out = torch.empty((*lead, 2 * half), dtype=dtype, device=device)
-    flat_codes = codes.contiguous().view(-1, half)
-    rows, amaxes = flat_codes.shape[0], global_amax.numel()
+    *lead, half = codes.shape
+    rows, amaxes = math.prod(lead), global_amax.numel()
     launch = _decode_launcher(device, what, bound, dtype, amaxes > 1 and what == "value")
-    most = _sm_count(device) * 8
+    ctas = -(-rows * 2 * half * dtype.itemsize // (16 * _DECODE_THREADS))
+    out = torch.empty_strided((rows, 2 * half), (2 * half, 1), dtype=dtype, device=device)
+    block_scale = block_scale.contiguous().view(torch.uint8)
+    codes, global_amax = codes.contiguous(), global_amax.contiguous()
+    if len(lead) > 1:
+        codes, block_scale = codes.view(rows, half), block_scale.view(rows, half // 8)
+        global_amax = global_amax.view(amaxes)
     launch(
-        flat_codes,
-        block_scale.contiguous().view(torch.uint8).view(rows, -1),
-        global_amax.reshape(-1),
-        out.view(rows, -1),
+        codes,
+        block_scale,
+        global_amax,
+        out,
         rows // amaxes,
-        max(1, min(-(-out.numel() * out.element_size() // (16 * _DECODE_THREADS)), most)),
+        max(1, min(ctas, _sm_count(device) * 8)),
     )
-    return out
+    return out if len(lead) == 1 else out.view(*lead, 2 * half)
 
 
 def scale_sums(

@@ -17,6 +17,7 @@ from fos_rl.quant.blocks import check_choice
 logger = logging.getLogger(__name__)
 
 Backend = Literal["auto", "reference", "cute"]
+_BACKENDS = get_args(Backend)
 _logged: set[str] = set()
 
 
@@ -30,7 +31,7 @@ def use_cute(
     Raises:
         RuntimeError: when backend is "cute" and they cannot, with the reason.
     """
-    check_choice("backend", backend, get_args(Backend))
+    check_choice("backend", backend, _BACKENDS)
     if backend == "reference" or (backend == "auto" and x.device.type != "cuda"):
         return False
     reason = reason or unavailable_reason(x, dtype)

@@ -6,7 +6,9 @@ divide by a tensor on the same device: torch turns scalar/tensor into reciprocal
 everywhere, and on CUDA also tensor/scalar, and both differ from a true division in the last bit.
 """
 
-from typing import Literal, get_args
+import functools
+from collections.abc import Callable
+from typing import Literal, TypeVarTuple, get_args
 
 import torch
 from jaxtyping import Float, Float32, UInt8
@@ -18,6 +20,21 @@ BLOCK = 16
 E4M3_MAX = 448.0
 FP32_MAX = torch.finfo(torch.float32).max
 BlockShape = Literal["1x16", "16x16"]
+Arguments = TypeVarTuple("Arguments")
+
+
+def check_once(check: Callable[[*Arguments], None]) -> Callable[[*Arguments], None]:
+    """Run a check of hashable arguments once for equal ones: a call is as short as a kernel.
+
+    An error is raised every time. torch.compile would look through the cache and warn.
+    """
+    once = functools.lru_cache(maxsize=4096)(check)
+
+    @functools.wraps(check)
+    def run(*arguments: *Arguments) -> None:
+        (check if torch.compiler.is_compiling() else once)(*arguments)
+
+    return run
 
 
 def check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
@@ -35,10 +52,23 @@ def check_input(
     global_amax: Tensor | None,
 ) -> None:
     """Raise a ValueError unless x, the knobs and a given amax fit together."""
+    amax = None if global_amax is None else (global_amax.shape, global_amax.dtype)
+    _check_shapes(x.shape, x.dtype, block, row_scaled, columnwise, amax)
+
+
+@check_once
+def _check_shapes(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    block: BlockShape,
+    row_scaled: bool,
+    columnwise: bool,
+    amax: tuple[torch.Size, torch.dtype] | None,
+) -> None:
     check_choice("block", block, get_args(BlockShape))
-    if x.dim() < 2 or not x.is_floating_point():
+    if len(shape) < 2 or not dtype.is_floating_point:
         raise ValueError(
-            f"x is {x.dtype} of shape {tuple(x.shape)}; quantization needs floating point "
+            f"x is {dtype} of shape {tuple(shape)}; quantization needs floating point "
             "[..., rows, cols]. Flatten leading dims, or add a row dim with x.unsqueeze(0)."
         )
     if row_scaled and block == "16x16":
@@ -51,7 +81,7 @@ def check_input(
             "row_scaled=True with columnwise=True: blocks along the rows would mix row scales. "
             "Quantize columnwise with one amax, or quantize x.T row-scaled."
         )
-    rows, cols = x.shape[-2:]
+    rows, cols = shape[-2:]
     if columnwise:
         rows, cols = cols, rows
     if cols % BLOCK or (block == "16x16" and rows % BLOCK):
@@ -60,12 +90,12 @@ def check_input(
             f"{side}block {block!r} needs dims divisible by 16 along its blocks; the matrix is "
             f"[{rows}, {cols}]. Pad with zeros, or keep this layer in bf16."
         )
-    if global_amax is None:
+    if amax is None:
         return
-    expected = (*x.shape[:-2], rows if row_scaled else 1)
-    if global_amax.dtype != torch.float32 or tuple(global_amax.shape) != expected:
+    expected = (*shape[:-2], rows if row_scaled else 1)
+    if amax[1] != torch.float32 or tuple(amax[0]) != expected:
         raise ValueError(
-            f"global_amax is {global_amax.dtype} of shape {tuple(global_amax.shape)}; it must be "
+            f"global_amax is {amax[1]} of shape {tuple(amax[0])}; it must be "
             f"float32 of shape {expected} ({'one a row' if row_scaled else 'one a matrix'})."
         )
 

@@ -20,6 +20,7 @@ from fos_rl.quant.blocks import (
     block_multiplier,
     check_choice,
     check_input,
+    check_once,
     group_rows,
     matrix_and_amax,
     nvfp4_encode_scale,
@@ -73,9 +74,7 @@ def four_over_six_quantize(
     An infinity saturates. backend "auto" takes the fused kernels (fos_rl.kernels) where they can
     run; they give the same bits.
     """
-    check_choice("err_mode", err_mode, get_args(ErrMode))
-    check_choice("e4m3_scale_bound", e4m3_scale_bound, get_args(E4M3ScaleBound))
-    check_choice("err_domain", err_domain, get_args(ErrDomain))
+    _check_knobs(err_mode, e4m3_scale_bound, err_domain)
     check_input(x, block, row_scaled, columnwise, global_amax)
     reason = None if err_domain == "input" else f"err_domain is {err_domain!r}, needs 'input'"
     if use_cute(backend, x, reason):
@@ -116,6 +115,15 @@ def four_over_six_quantize(
     scale4, scale6 = scale4.view(torch.uint8), scale6.view(torch.uint8)
     scale = (((scale4 ^ scale6) & take4) ^ scale6).view(torch.float8_e4m3fn)
     return NVFP4Tensor(signed_codes(packed, signs, scale), scale, amax, e4m3_scale_bound)
+
+
+@check_once
+def _check_knobs(
+    err_mode: ErrMode, e4m3_scale_bound: E4M3ScaleBound, err_domain: ErrDomain
+) -> None:
+    check_choice("err_mode", err_mode, get_args(ErrMode))
+    check_choice("e4m3_scale_bound", e4m3_scale_bound, get_args(E4M3ScaleBound))
+    check_choice("err_domain", err_domain, get_args(ErrDomain))
 
 
 def _block_error(

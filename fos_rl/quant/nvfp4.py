@@ -22,6 +22,7 @@ from fos_rl.quant.blocks import (
     BlockShape,
     block_multiplier,
     check_input,
+    check_once,
     matrix_and_amax,
     nvfp4_encode_scale,
     signed_codes,
@@ -54,24 +55,9 @@ class NVFP4Tensor:
     bound: int
 
     def __post_init__(self) -> None:
-        *stack, rows, half_cols = self.codes.shape
-        if self.bound not in (256, 448):
-            raise ValueError(f"bound is {self.bound!r}; NVFP4 knows 256 and 448.")
-        if self.codes.dtype != torch.uint8 or self.block_scale.dtype != torch.float8_e4m3fn:
-            raise ValueError(
-                f"codes are {self.codes.dtype}, block_scale is {self.block_scale.dtype}; they must "
-                "be uint8 and float8_e4m3fn. Reinterpret bytes with .view(dtype)."
-            )
-        if tuple(self.block_scale.shape) != (*stack, rows, half_cols * 2 // BLOCK):
-            raise ValueError(
-                f"block_scale has shape {tuple(self.block_scale.shape)}; codes of shape "
-                f"{tuple(self.codes.shape)} need {(*stack, rows, half_cols * 2 // BLOCK)}."
-            )
-        if tuple(self.global_amax.shape) not in ((*stack, 1), (*stack, rows)):
-            raise ValueError(
-                f"global_amax has shape {tuple(self.global_amax.shape)}; it must be {(*stack, 1)} "
-                f"(per tensor) or {(*stack, rows)} (row-scaled)."
-            )
+        codes, scale = self.codes, self.block_scale
+        dtypes = (codes.dtype, scale.dtype)
+        _check_parts(dtypes, codes.shape, scale.shape, self.global_amax.shape, self.bound)
 
     @property
     def shape(self) -> torch.Size:
@@ -86,6 +72,34 @@ class NVFP4Tensor:
     def nbytes(self) -> int:
         """Bytes of codes, block scales and amax: 0.5625 an element plus 4 per amax."""
         return self.codes.nbytes + self.block_scale.nbytes + self.global_amax.nbytes
+
+
+@check_once
+def _check_parts(
+    dtypes: tuple[torch.dtype, torch.dtype],
+    codes: torch.Size,
+    block_scale: torch.Size,
+    global_amax: torch.Size,
+    bound: int,
+) -> None:
+    *stack, rows, half_cols = codes
+    if bound not in (256, 448):
+        raise ValueError(f"bound is {bound!r}; NVFP4 knows 256 and 448.")
+    if dtypes != (torch.uint8, torch.float8_e4m3fn):
+        raise ValueError(
+            f"codes are {dtypes[0]}, block_scale is {dtypes[1]}; they must be uint8 and "
+            "float8_e4m3fn. Reinterpret bytes with .view(dtype)."
+        )
+    if tuple(block_scale) != (*stack, rows, half_cols * 2 // BLOCK):
+        raise ValueError(
+            f"block_scale has shape {tuple(block_scale)}; codes of shape {tuple(codes)} need "
+            f"{(*stack, rows, half_cols * 2 // BLOCK)}."
+        )
+    if tuple(global_amax) not in ((*stack, 1), (*stack, rows)):
+        raise ValueError(
+            f"global_amax has shape {tuple(global_amax)}; it must be {(*stack, 1)} (per tensor) "
+            f"or {(*stack, rows)} (row-scaled)."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
