@@ -18,7 +18,7 @@ from fos_rl.kernels import compile_cache
 from fos_rl.kernels.availability import architecture
 from fos_rl.kernels.layouts import SMALL_BYTES, matrix_layout, row_layout
 
-_AMAX_THREADS, _DECODE_THREADS = 512, 256
+_AMAX_THREADS, _GROUP_AMAX_THREADS, _DECODE_THREADS = 512, 256, 256
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
@@ -119,6 +119,12 @@ def amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[..., Non
 
 
 @functools.cache
+def _group_amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[..., None]:
+    constants = (_DTYPE_NAMES[dtype], _GROUP_AMAX_THREADS)
+    return compile_cache.load("group_amax", constants, architecture(device))
+
+
+@functools.cache
 def _decode_launcher(
     device: torch.device, what: str, bound: int, dtype: torch.dtype, many: bool
 ) -> Callable[..., None]:
@@ -192,6 +198,18 @@ def quantize(
     elif plan.launch_amax is not None:
         amax = amax.as_strided(*plan.amaxes)
     return out_codes, out_scale, amax, out_operand
+
+
+def group_amax(x: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Return the fp32 amax of each group's rows, 0 without rows; NaN propagates.
+
+    x is a contiguous matrix; group, int64 [rows] of 0 to groups, the last being no group, stays on
+    the device.
+    """
+    amax = torch.zeros(groups + 1, dtype=torch.float32, device=x.device)
+    launch = _group_amax_launcher(x.device, x.dtype)
+    launch(x.detach(), group.contiguous().data_ptr(), amax.data_ptr())
+    return amax[:groups]
 
 
 def decode(

@@ -351,6 +351,11 @@ def shared_max(address: Uint32, value: Uint32) -> None:
     _emit("red.shared.max.u32 [{0}], {1};", (), (address, value), side_effects=True)
 
 
+def global_max(address: Int64, value: Uint32) -> None:
+    """Raise a word of global memory to value, atomically on the device."""
+    _emit("red.global.max.u32 [{0}], {1};", (), (address, value), side_effects=True)
+
+
 def fresh(a: Uint32) -> Uint32:
     """a, as a value that no compiler merges with what was computed from a before.
 

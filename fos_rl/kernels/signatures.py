@@ -74,6 +74,13 @@ def partial_amax(dtype: str, threads: int):
     )
 
 
+def group_amax(dtype: str, threads: int):
+    """Addresses are those of each row's group and of the amaxes."""
+    addresses = (Int64(0), Int64(0))
+    launch = amax_kernel.launch_group_amax
+    return launch, (_matrix(dtype, 16, 16), *addresses, _stream(), AmaxPlan(dtype, threads))
+
+
 def decode(what: str, bound: int, dtype: str, many: bool):
     launch = dequantize_kernel.launch_decode
     tensors = (

@@ -80,10 +80,16 @@ def fill_table(table: Uint32, amax: Float32, job: cutlass.Constexpr):
             ptx.shared_store(ptx.iadd(table, ptx.shl(index, 4)), *entry)
 
 
-def cta_max(value: Float32, scratch: Uint32, threads: int) -> Float32:
-    """max over the CTA in every thread; NaN propagates. scratch has a word per warp."""
+def warp_max(value: Float32) -> Float32:
+    """max over the warp in every lane; NaN propagates."""
     for lanes in (16, 8, 4, 2, 1):
         value = arithmetic.larger(value, ptx.shuffle_xor(value, lanes))
+    return value
+
+
+def cta_max(value: Float32, scratch: Uint32, threads: int) -> Float32:
+    """max over the CTA in every thread; NaN propagates. scratch has a word per warp."""
+    value = warp_max(value)
     if threads == 32:
         return value
     ptx.shared_store(ptx.iadd(scratch, ptx.shl(Uint32(cute.arch.warp_idx()), 2)), value)

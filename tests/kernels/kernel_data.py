@@ -112,6 +112,20 @@ def run_quantizer(
     )
 
 
+def run_group_amax(text: str, threads: int, x: Tensor, group: Tensor, groups: int) -> np.ndarray:
+    """Run the PTX of the amaxes of groups of rows."""
+    rows, cols = x.shape
+    machine = Machine(text, (-(-rows * 32 // threads), 1), threads)
+    word = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
+    x_at = machine.allocate(x.view(word).numpy())
+    group_at = machine.allocate(group.numpy())
+    amax_at = machine.allocate(np.zeros(groups + 1, np.float32))
+    addresses = (struct.pack("<q", at) for at in (group_at, amax_at))
+    machine.pass_arguments(_tensor_argument(x_at, rows, cols), *addresses)
+    machine.run()
+    return machine.read(amax_at, np.float32, groups)
+
+
 def run_decoder(
     text: str, codes: Tensor, scale: Tensor, amax: Tensor, out_bytes: int
 ) -> np.ndarray:

@@ -187,7 +187,7 @@ class Machine:
                 live = (pcs != end).reshape(self.ctas, self.threads)
                 assert not (waiting.any(1, keepdims=True) & live & ~waiting).any(), "barrier"
             elif kind == "red":
-                self._raise_shared(instruction.operands, mask)
+                self._raise(instruction, mask)
             elif kind not in ("pmevent", "prefetch"):
                 self._execute(instruction, mask)
 
@@ -270,11 +270,19 @@ class Machine:
                 source = lane - lane % 32 + other
         self._assign(operands[0].split("|")[0], value[source], mask)
 
-    def _raise_shared(self, operands: tuple[str, ...], mask: np.ndarray) -> None:
-        """red.shared.max.u32: words of shared memory become at least a value."""
-        words = self.shared.view(np.uint32)
-        index = self._address(operands[0])[mask] // 4
-        np.maximum.at(words, (self.cta[mask], index), self._value(operands[1])[mask])
+    def _raise(self, instruction: Instruction, mask: np.ndarray) -> None:
+        """red.shared.max.u32 and red.global.max.u32: words of memory become at least a value."""
+        place, value = instruction.operands
+        index, values = self._address(place)[mask] // 4, self._value(value)[mask]
+        match instruction.op:
+            case "red.shared.max.u32":
+                np.maximum.at(self.shared.view(np.uint32), (self.cta[mask], index), values)
+            case "red.global.max.u32":
+                assert ((index >= GLOBAL_BASE // 4) & (index < len(self.memory) // 4)).all()
+                words = self.memory[: len(self.memory) // 4 * 4].view(np.uint32)
+                np.maximum.at(words, index, values)
+            case unknown:
+                raise AssertionError(f"unknown instruction {unknown}")
 
     def _move_memory(self, op: list[str], operands: tuple[str, ...], mask: np.ndarray) -> None:
         size = _SIZES[op[-1]]

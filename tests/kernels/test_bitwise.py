@@ -14,6 +14,7 @@ from fos_rl.quant import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
+from fos_rl.quant.grouped_gemm import group_of_rows, per_row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -167,6 +168,35 @@ def test_groups_with_one_amax_each_row() -> None:
         for backend in ("cute", "reference")
     ]
     assert_tensors_same(*both, "groups")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_amax_and_operand_of_groups(dtype: str) -> None:
+    """The offsets stay on the device; some groups are empty, some rows belong to none."""
+    from fos_rl.kernels import ops
+
+    generator = torch.Generator("cuda").manual_seed(8)
+    offs = torch.tensor([100, 100, 420, 640], dtype=torch.int32, device="cuda")
+    for cols, kind in itertools.product((16, 208, 1024, 8192), KINDS):
+        x = make(kind, (700, cols), DTYPES[dtype], generator)
+        group = group_of_rows(offs, 700)
+        ends = offs.tolist()
+        amax = torch.zeros(4, device="cuda")
+        for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            if end > start:
+                amax[i] = x[start:end].abs().amax().float()
+        found = ops.group_amax(x, group, 4)
+        assert_same(found, amax, f"{cols} {kind} amax")
+        rows = per_row(amax, group)
+        t = four_over_six_quantize(
+            x, "1x16", "mse", 256, True, global_amax=rows, backend="reference"
+        )
+        parts = ops.quantize(
+            x, "four_over_six", "1x16", "mse", 256, True, global_amax=rows, codes=False,
+            operand=True,
+        )  # fmt: skip
+        expected = exact_operand(t, backend="reference")
+        assert_same(parts[3], expected, f"{cols} {kind} operand")
 
 
 def test_epilogue() -> None:

@@ -21,7 +21,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(compile_cache, "load", load)
     monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(ops, "_sm_count", lambda device: SMS)
-    caches = (ops._plan, ops.amax_launcher, ops._decode_launcher)
+    caches = (ops._plan, ops.amax_launcher, ops._group_amax_launcher, ops._decode_launcher)
     for cache in caches:
         cache.cache_clear()
     yield seen
@@ -89,6 +89,21 @@ def test_an_amax_elsewhere_is_refused_every_time(launches) -> None:
         with pytest.raises(ValueError, match="global_amax is on meta, x on cpu"):
             ops.quantize(x, global_amax=amax)
     assert not launches
+
+
+def test_amaxes_of_groups_start_at_zero(launches) -> None:
+    x = torch.ones(48, 64, dtype=torch.bfloat16, requires_grad=True)
+    group = torch.full((48,), 3)
+    amax = ops.group_amax(x, group, 3)
+    assert amax.tolist() == [0.0, 0.0, 0.0]
+    ((kernel, constants, (matrix, group_at, amax_at)),) = launches
+    assert (kernel, constants) == ("group_amax", ("bfloat16", 256))
+    assert (matrix.data_ptr(), group_at, amax_at) == (
+        x.data_ptr(),
+        group.data_ptr(),
+        amax.data_ptr(),
+    )
+    assert not matrix.requires_grad
 
 
 @pytest.mark.parametrize("lead", [(48,), (3, 16)], ids=["matrix", "stack"])

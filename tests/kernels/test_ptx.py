@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kernel_data import KINDS, make, run_decoder, run_quantizer
+from kernel_data import KINDS, make, run_decoder, run_group_amax, run_quantizer
 
 from fos_rl.kernels.availability import missing_package
 from fos_rl.quant import (
@@ -21,6 +21,7 @@ from fos_rl.quant import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
+from fos_rl.quant.grouped_gemm import group_amax, group_of_rows
 
 pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missing_package()))
 
@@ -92,6 +93,8 @@ def compiled(tmp_path_factory):
         if (name, arch) not in found:
             if name.startswith("decode"):
                 kernel, constants = "decode", ("value", 256, "bfloat16", True)
+            elif name.startswith("group_amax"):
+                kernel, constants = "group_amax", (name.removeprefix("group_amax_"), 64)
             else:
                 kernel, constants = "quantize", (*KERNELS[name][:3], BOTH)
             built = compile_cache.compile_kernel(kernel, constants, arch, directory)
@@ -154,6 +157,18 @@ def test_decoding_ptx_gives_the_reference(compiled) -> None:
         expected = nvfp4_dequantize(t, torch.bfloat16, backend="reference")
         same = values.view(torch.int16) == expected.view(torch.int16)
         assert (same | (values.isnan() & expected.isnan())).all(), kind
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_group_amax_ptx_gives_the_reference(compiled, dtype: str) -> None:
+    """Empty groups, rows of no group, and fewer rows than the last CTA has warps."""
+    text, _ = compiled(f"group_amax_{dtype}", "sm_90a")
+    generator = torch.Generator().manual_seed(5)
+    group = group_of_rows(torch.tensor([5, 5, 14, 17], dtype=torch.int32), 19)
+    for kind in KINDS:
+        x = make(kind, (19, 96), getattr(torch, dtype), generator)
+        found = run_group_amax(text, 64, x, group, 4)
+        assert np.array_equal(found, group_amax(x, group, 4).numpy(), equal_nan=True), kind
 
 
 def test_roundings_are_pinned_in_the_ptx(compiled) -> None:
