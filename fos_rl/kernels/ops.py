@@ -23,10 +23,10 @@ _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class _Plan(NamedTuple):
-    """All of a call but its addresses. Sizes and strides of outputs are those of empty_strided.
+    """All of a call but its addresses; outputs are allocated like their stand-ins.
 
     launch_amax is None where no partial amaxes are needed; else room, for an amax of each matrix
-    and its share of partial ones, is more than amaxes.
+    and its share of partial ones, is more than amaxes, which says their sizes and strides.
     """
 
     launch: Callable[..., None]
@@ -35,11 +35,11 @@ class _Plan(NamedTuple):
     stack: int
     ctas: int
     matrix: tuple[int, int]
-    codes: tuple[tuple[int, ...], tuple[int, ...]]
-    scales: tuple[tuple[int, ...], tuple[int, ...]]
-    operand: tuple[tuple[int, ...], tuple[int, ...]]
+    codes: Tensor
+    scales: Tensor
+    operand: Tensor
+    room: Tensor
     amaxes: tuple[tuple[int, ...], tuple[int, ...]]
-    room: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @functools.cache
@@ -47,9 +47,18 @@ def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A shape and the strides of a contiguous tensor of it."""
-    return shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+@functools.cache
+def _element(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=dtype, device=device)
+
+
+def stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One element of which empty_like makes a contiguous tensor of shape.
+
+    That takes four fifths of the time of empty_strided, which has sizes and a device to parse.
+    """
+    element = _element(dtype, device)
+    return element.view(shape) if math.prod(shape) == 1 else element.expand(shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -92,9 +101,9 @@ def _plan(
     recipe = (_DTYPE_NAMES[dtype], method, err_mode if method == "four_over_six" else "mae", bound)
     constants = (layout.name, recipe, layout.plan, (codes, operand))
     launch = compile_cache.load("quantize", constants, architecture(device))
-    room, launch_amax = _dense(*amaxes), None
+    room, launch_amax = amaxes, None
     if layout.plan[1] == "partials":
-        room, launch_amax = _dense(stack * (1 + layout.share)), amax_launcher(device, dtype)
+        room, launch_amax = (stack * (1 + layout.share),), amax_launcher(device, dtype)
     if columnwise:
         rows, cols = cols, rows
     return _Plan(
@@ -104,11 +113,11 @@ def _plan(
         stack,
         layout.ctas,
         matrix,
-        _dense(*lead, rows, cols // 2),
-        _dense(*lead, rows, cols // 16),
-        _dense(*lead, rows, cols),
-        _dense(*amaxes),
-        room,
+        stand_in((*lead, rows, cols // 2), torch.uint8, device),
+        stand_in((*lead, rows, cols // 16), torch.float8_e4m3fn, device),
+        stand_in((*lead, rows, cols), torch.bfloat16, device),
+        stand_in(room, torch.float32, device),
+        (amaxes, torch.empty(amaxes, device="meta").stride()),
     )
 
 
@@ -154,12 +163,12 @@ def quantize(
 
     x is a contiguous matrix or stack of matrices. What codes and operand do not ask for is None.
     """
-    device, shape = x.device, x.shape
+    shape = x.shape
     amax_device = None if global_amax is None else global_amax.device
     plan = _plan(
         shape,
         x.dtype,
-        device,
+        x.device,
         method,
         block,
         err_mode,
@@ -174,20 +183,18 @@ def quantize(
         x = x.detach()
     if shape != plan.matrix:
         x = x.view(plan.matrix)
-    empty = torch.empty_strided
     out_codes = out_scale = out_operand = None
     codes_at = scale_at = operand_at = 0
     if codes:
-        out_codes = empty(*plan.codes, dtype=torch.uint8, device=device)
-        out_scale = empty(*plan.scales, dtype=torch.float8_e4m3fn, device=device)
+        out_codes, out_scale = torch.empty_like(plan.codes), torch.empty_like(plan.scales)
         codes_at, scale_at = out_codes.data_ptr(), out_scale.data_ptr()
     if operand:
-        out_operand = empty(*plan.operand, dtype=torch.bfloat16, device=device)
+        out_operand = torch.empty_like(plan.operand)
         operand_at = out_operand.data_ptr()
     if global_amax is not None:
         amax = global_amax.contiguous()
     else:
-        amax = empty(*plan.room, dtype=torch.float32, device=device)
+        amax = torch.empty_like(plan.room)
         if plan.launch_amax is not None:
             plan.launch_amax(x, amax, plan.stack)
     plan.launch(

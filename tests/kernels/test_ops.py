@@ -1,5 +1,6 @@
 """What a call allocates and hands to a kernel, seen by a stand-in for the kernel. Needs no GPU."""
 
+import itertools
 import math
 
 import pytest
@@ -37,6 +38,7 @@ CASES = {
     "small_matrix": ((16, 64), False, False, False, (1,), False),
     "matrix": ((1024, 2048), False, False, False, (1,), True),
     "stack": ((3, 1024, 64), False, False, False, (3, 1), True),
+    "stack_of_stacks": ((2, 3, 256, 64), False, False, False, (2, 3, 1), True),
     "columns": ((64, 4096), False, True, False, (1,), True),
 }
 
@@ -81,6 +83,17 @@ def test_quantize_allocates_what_is_asked_for(launches, case: str, codes: bool, 
         assert room.data_ptr() == amax_at
         assert room.numel() == stack * (1 + share)
         assert stack == math.prod(lead)
+
+
+def test_stand_ins_are_of_contiguous_tensors() -> None:
+    """Every shape of up to four dims of 1, 2 and 3, in each dtype of an output."""
+    dtypes = (torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32)
+    for dtype, dims in itertools.product(dtypes, range(1, 5)):
+        for shape in itertools.product((1, 2, 3), repeat=dims):
+            made = torch.empty_like(ops.stand_in(shape, dtype, torch.device("cpu")))
+            plain = torch.empty(shape, dtype=dtype)
+            assert (made.shape, made.stride(), made.dtype) == (shape, plain.stride(), dtype)
+            assert made.untyped_storage().nbytes() == plain.nbytes
 
 
 def test_an_amax_elsewhere_is_refused_every_time(launches) -> None:
