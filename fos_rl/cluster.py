@@ -143,6 +143,9 @@ class TrainerActor:
     def step(self, batch: TrainBatch) -> StepResult:
         return self.trainer.step(batch)
 
+    def measure(self, batch: TrainBatch) -> StepResult:
+        return self.trainer.measure(batch)
+
     def policy_version(self) -> int:
         return self.trainer.policy_version
 
@@ -299,6 +302,9 @@ class Cluster:
 
     def step(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "step", self.trainer.step.remote(batch))
+
+    def measure(self, batch: TrainBatch) -> StepResult:
+        return self._get("trainer", "measure", self.trainer.measure.remote(batch))
 
     def sync_weights(self) -> None:
         """Stream the trainer's bf16 weights into the generator and compare every checksum."""

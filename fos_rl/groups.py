@@ -61,6 +61,11 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if not (s.zero_variance or s.masked)]
 
 
+def unmasked(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples whose tokens say something about the policy, learnable or not."""
+    return [s for s in samples if not s.masked]
+
+
 def collate(samples: Sequence[Sample]) -> TrainBatch:
     """The trainer's batch: the sampled ids themselves, never re-tokenized text."""
     rollouts = [s.rollout for s in samples]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fos_rl.config import RunConfig
-from fos_rl.groups import collate, rollout_metrics, score_groups, trainable
+from fos_rl.groups import collate, rollout_metrics, score_groups, trainable, unmasked
 from fos_rl.noise_floor import noise_floor, with_floor
 from fos_rl.types import (
     Generator,
@@ -47,17 +47,19 @@ def grpo_steps(
         metrics |= rollout_metrics(samples)
         learnable = trainable(samples)
         steps_without_signal = 0 if learnable else steps_without_signal + 1
-        if learnable:
-            batch = collate(learnable)
+        # A step that nothing can be learned from is measured all the same.
+        if scored := learnable or unmasked(samples):
+            batch = collate(scored)
             with timed(times, "noise_floor"):
-                floor = noise_floor(generator, learnable, seed=step)
+                floor = noise_floor(generator, scored, seed=step)
             with timed(times, "train"):
-                result = trainer.step(batch)
-            journal.trainer_log_probs(step, learnable, result.log_probs)
+                result = trainer.step(batch) if learnable else trainer.measure(batch)
+            journal.trainer_log_probs(step, scored, result.log_probs)
+            metrics |= with_floor(result.metrics, floor)
+        if learnable:
             with timed(times, "sync"):
                 sync_weights()
-            metrics |= with_floor(result.metrics, floor)
-        metrics |= phase_metrics(times, samples, learnable)
+        metrics |= phase_metrics(times, samples, scored)
         yield StepRecord(step=step, metrics=metrics)
         if steps_without_signal == config.algorithm.max_zero_variance_steps:
             raise NoLearningSignal(_explain_no_signal(steps_without_signal, metrics))

@@ -143,6 +143,10 @@ class Trainer(Protocol):
 
     def step(self, batch: TrainBatch) -> StepResult: ...
 
+    def measure(self, batch: TrainBatch) -> StepResult:
+        """The mismatch of a batch that nothing is learned from."""
+        ...
+
 
 class WeightSync(Protocol):
     """Carry the trainer's bf16 weights to the generator and compare checksums."""

@@ -110,8 +110,10 @@ def test_a_run_without_signal_says_so_and_stops(tmp_path: Path) -> None:
     steps = read_metrics(tmp_path / "run")
     assert [m["rollout/zero_variance_groups"] for m in steps] == [4.0, 4.0]
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-    # Nothing was trained, so nothing of it is reported.
-    assert not any(key.startswith(("mismatch/", "loss/")) for key in steps[0])
+    # Nothing was trained, so nothing of it is reported; the mismatch is measured all the same.
+    assert not any(key.startswith("loss/") for key in steps[0])
+    assert steps[1]["policy/version"] == 0
+    assert 0 < steps[1]["mismatch/log_prob_abs_diff/mean"] < 1e-4
 
 
 def test_interrupt_ends_the_actors_and_keeps_the_steps(tmp_path: Path) -> None:

@@ -93,14 +93,31 @@ class GrpoTrainer:
             policy_version=self.policy_version,
             metrics={
                 **sums.means(),
-                **mismatch_metrics(log_probs, batch.generator_log_probs),
-                **self._routing_flips(batch),
+                **self._mismatch(batch, log_probs),
                 "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
                 "policy/version": float(self.policy_version),
                 "trainer/lr": self.optimizer.param_groups[0]["lr"],
             },
             log_probs=log_probs,
         )
+
+    def measure(self, batch: TrainBatch) -> StepResult:
+        """The mismatch of a batch that nothing is learned from."""
+        self._own_experts.clear()
+        log_probs = [values.cpu().numpy() for values in self._score(batch)]
+        return StepResult(
+            policy_version=self.policy_version,
+            metrics={
+                **self._mismatch(batch, log_probs),
+                "policy/version": float(self.policy_version),
+            },
+            log_probs=log_probs,
+        )
+
+    def _mismatch(self, batch: TrainBatch, log_probs: list[np.ndarray]) -> dict[str, float]:
+        """The two hosts' log-probs and choices of experts, side by side."""
+        metrics = mismatch_metrics(log_probs, batch.generator_log_probs)
+        return metrics | self._routing_flips(batch)
 
     def _routing_flips(self, batch: TrainBatch) -> dict[str, float]:
         """How often the hosts' routers disagreed about a token that both have seen."""
