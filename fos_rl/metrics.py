@@ -214,10 +214,14 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/<set>/greedy", "accuracy at temperature 0"),
         Metric("eval/<set>/truncated_frac", "responses cut at the limit of new tokens"),
     ),
-    "Time": (
+    "Time and memory": (
         Metric("time/{generate,reward,noise_floor,train,sync,step}_s", "seconds"),
         Metric("throughput/generate_tokens_per_s", "sampled tokens"),
         Metric("throughput/train_tokens_per_s", "tokens trained on, with prompts"),
+        Metric(
+            "memory/trainer_peak_gib",
+            "the most the trainer has held so far: reserved on its GPU, or resident on the CPU",
+        ),
     ),
 }
 

@@ -1,5 +1,7 @@
-"""Whether a recipe fits the model and the machine, asked before any host starts, with reasons."""
+"""Whether a recipe fits the model and the machine, asked before any host starts, with reasons; and
+what a host then takes of it."""
 
+import resource
 from collections.abc import Iterable
 
 import torch
@@ -84,3 +86,10 @@ def describe_machine() -> str:
     for what, reason in reasons.items():
         lines.append(f"  {what}: {f'unavailable, {reason}' if reason else 'runs'}")
     return "\n".join(lines) + "\n"
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most that this process has held so far: reserved on its GPU, or resident on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux

@@ -14,6 +14,7 @@ from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.log_probs import token_log_probs
+from fos_rl.model.machine import peak_memory_gib
 from fos_rl.model.routing import RoutingReplay
 from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
@@ -97,6 +98,7 @@ class GrpoTrainer:
                 "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
                 "policy/version": float(self.policy_version),
                 "trainer/lr": self.optimizer.param_groups[0]["lr"],
+                "memory/trainer_peak_gib": peak_memory_gib(self.device),
             },
             log_probs=log_probs,
         )
