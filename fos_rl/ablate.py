@@ -9,6 +9,7 @@ from fos_rl.compare import compare
 from fos_rl.config import RunConfig
 from fos_rl.estimate import Estimate, estimate
 from fos_rl.launch import count_gpus, planned
+from fos_rl.model.machine import machine_memory_gib
 from fos_rl.parallel import refuse_parallel
 from fos_rl.run_queue import run_all
 from fos_rl.runs import is_finished, read_config
@@ -48,7 +49,9 @@ def ablate(
     config, placement = study.arms[arm], placements[arm]
     gpus = count_gpus(config)
     at_once = parallel or min(len(study.runs), runs_at_once(config, placement, gpus))
-    console.say(plan_text(study, estimates, at_once, placement.describe()))
+    local = config.cluster.address == "local"
+    memory = machine_memory_gib("cuda" if placement.num_gpus else "cpu") if local else None
+    console.say(plan_text(study, estimates, at_once, placement.describe(), memory))
     if dry_run:
         console.say("dry run: everything checked, nothing started")
         return 0
@@ -56,7 +59,6 @@ def ablate(
         refuse_parallel(each)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(study.path, out / "study.toml")
-    local = config.cluster.address == "local"
     environments = gpu_environments(at_once, placement.num_gpus if local else 0, gpus)
     with console:
         queue = run_all(study.runs, out, environments, console.watch)

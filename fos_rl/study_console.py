@@ -76,8 +76,18 @@ def seconds_left(queue: Sequence[QueuedRun]) -> float | None:
     return pace * steps / at_once
 
 
-def plan_text(study: Study, estimates: Mapping[str, Estimate], at_once: int, where: str) -> str:
-    """The arms, what sets them apart from the baseline, and what all of it takes."""
+def plan_text(
+    study: Study,
+    estimates: Mapping[str, Estimate],
+    at_once: int,
+    where: str,
+    memory_gib: float | None = None,
+) -> str:
+    """The arms, what sets them apart from the baseline, and what all of it takes.
+
+    Args:
+        memory_gib: of the devices the runs share, where it is known.
+    """
     arms, base = study.arms, study.base_config
     seeds = sorted({run.seed for run in study.runs})
     head = (
@@ -91,11 +101,18 @@ def plan_text(study: Study, estimates: Mapping[str, Estimate], at_once: int, whe
             lines.append(f"  {name} = {_shown(ours)}  (baseline: {_shown(theirs)})")
         lines.append(f"  {estimates[arm]}")
     total_s = sum(estimates[run.arm].run_s for run in study.runs) / at_once
-    memory = max(e.trainer_gib + e.generator_gib for e in estimates.values()) * at_once
+    one_run = max(e.trainer_gib + e.generator_gib for e in estimates.values())
+    memory = one_run * at_once
     lines += [
         "",
         f"{where}, {at_once} at a time: about {_minutes(total_s)} and {memory:.1f} GiB in all",
     ]
+    if memory_gib is not None and memory > memory_gib:
+        fit = max(1, int(memory_gib / one_run))
+        lines.append(
+            f"warning: that is more than the {memory_gib:.0f} GiB there are, and runs may fail for "
+            f"lack of it; --parallel {fit} would fit"
+        )
     return "\n".join(lines)
 
 

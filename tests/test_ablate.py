@@ -56,6 +56,15 @@ def test_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path, capsys) -> No
     assert "scale_mode" not in shown
 
 
+def test_more_runs_at_once_than_memory_holds_are_warned_about(tmp_path: Path, capsys) -> None:
+    arguments = ["ablate", str(_study(tmp_path)), "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main([*arguments, "--parallel", "1"]) == 0
+    assert "warning: that is more" not in capsys.readouterr().out
+    assert main([*arguments, "--parallel", "100000"]) == 0
+    shown = capsys.readouterr().out
+    assert "GiB there are, and runs may fail for lack of it; --parallel " in shown
+
+
 def test_an_arm_that_cannot_work_stops_the_study_before_it_starts(tmp_path: Path, capsys) -> None:
     """A wrong setting is seen in the file, a wrong layer pattern only with the model at hand."""
     out = tmp_path / "out"

@@ -1,6 +1,7 @@
 """Whether a recipe fits the model and the machine, asked before any host starts, with reasons; and
 what a host then takes of it."""
 
+import os
 import resource
 from collections.abc import Iterable
 
@@ -93,3 +94,11 @@ def peak_memory_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+
+
+def machine_memory_gib(device_type: str) -> float:
+    """All memory of this machine's GPUs, or its main memory."""
+    if device_type == "cuda":
+        devices = range(torch.cuda.device_count())
+        return sum(torch.cuda.get_device_properties(i).total_memory for i in devices) / 2**30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
