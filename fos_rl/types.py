@@ -4,7 +4,7 @@ Plain lists and numpy arrays: the driver never holds a tensor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int
     text: str
-    experts: np.ndarray | None = None
+    experts: np.ndarray | None = field(default=None, compare=False)
     """Of a mixture of experts: int16 [tokens - 1, expert layers, k], what the generator's routers
     chose for every token but the last, which was never fed back."""
 

@@ -131,6 +131,8 @@ def test_the_first_step_has_one_forward_in_all_modes(runs: Runs) -> None:
         for ours, theirs in zip(first.result.log_probs, other.result.log_probs, strict=True):
             assert np.array_equal(ours, theirs)
         ours, theirs = dict(first.result.metrics), dict(other.result.metrics)
+        for metrics in (ours, theirs):
+            del metrics["memory/trainer_peak_gib"]
         # The backward shows in the gradient alone.
         assert ours.pop("trainer/grad_norm") != theirs.pop("trainer/grad_norm")
         assert ours == theirs
