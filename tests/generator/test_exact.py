@@ -79,7 +79,8 @@ def test_log_probs_are_equal_to_the_last_bit(
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A pair with quantized and plain linears, and what its generator sampled."""
     folder = tmp_path_factory.mktemp("model")
-    with exact_hosts("qwen3", folder, FourOverSix(**FP32, exclude=("*.down_proj",))) as pair:
+    precision = FourOverSix(compute_dtype="float32", exclude=("*.down_proj",))
+    with exact_hosts("qwen3", folder, precision) as pair:
         pair.sync()
         yield pair, pair.generate(random_prompts(3), 0)
 
