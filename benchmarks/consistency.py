@@ -31,6 +31,7 @@ from fos_rl.config import (
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.spec import Bf16, Consistency, FourOverSix, Mxfp8, Nvfp4, Precision
+from fos_rl.trainer.mismatch import mismatch_metrics, over_floor
 from fos_rl.types import Prompt
 from tests.hosts import Hosts, batch_of
 
@@ -77,35 +78,35 @@ def measure(
     )
     try:
         prompts = prompts_of(folder, rollout)
-        d, again, seconds, counts = [], [], {}, {}
+        ours, theirs, again, seconds, counts = [], [], [], {}, {}
         for number, some in enumerate((prompts[:PROMPTS], prompts[PROMPTS:])):
             pair.sync()
             start = time.perf_counter()
             rollouts = pair.generate(some, seed=number)
             seconds["generator"] = time.perf_counter() - start
             start = time.perf_counter()
-            result = pair.trainer.step(batch_of(rollouts))
+            ours += pair.trainer.step(batch_of(rollouts)).log_probs
             seconds["trainer"] = time.perf_counter() - start
             counts["generator"] = sum(len(r.response_ids) for r in rollouts)
             counts["trainer"] = counts["generator"] + sum(len(r.prompt_ids) for r in rollouts)
-            theirs = np.concatenate([np.array(r.log_probs, np.float32) for r in rollouts])
-            d.append(np.concatenate(result.log_probs).astype(np.float64) - theirs)
-            scored = pair.loop.run_until_complete(pair.generator.rescore(rollouts))
-            again.append(np.concatenate(scored).astype(np.float64) - theirs)
-        size = np.abs(np.concatenate(d))
-        floor_mean = float(np.abs(np.concatenate(again)).mean())
+            theirs += [np.array(r.log_probs, np.float32) for r in rollouts]
+            again += pair.loop.run_until_complete(pair.generator.rescore(rollouts))
+        metrics = mismatch_metrics(ours, theirs)
+        metrics |= mismatch_metrics(again, theirs, prefix="mismatch/floor_")
+        metrics |= over_floor(metrics)
+        key = "mismatch/log_prob_abs_diff/"
         return {
             "model": folder.name,
             "recipe": recipe,
             "consistency": consistency,
-            "tokens": size.size,
-            "mean": float(size.mean()),
-            "p99": float(np.quantile(size, 0.99)),
-            "max": float(size.max()),
-            "k3": float(np.mean(np.expm1(np.concatenate(d)) - np.concatenate(d))),
-            "bit-equal": float((size == 0).mean()),
-            "floor": floor_mean,
-            "over floor": float(size.mean()) / floor_mean if floor_mean else "",
+            "tokens": sum(map(len, ours)),
+            "mean": metrics[key + "mean"],
+            "p99": metrics[key + "p99"],
+            "max": metrics[key + "max"],
+            "k3": metrics["mismatch/kl_k3"],
+            "bit-equal": float((np.concatenate(ours) == np.concatenate(theirs)).mean()),
+            "floor": metrics["mismatch/floor_log_prob_abs_diff/mean"],
+            "over floor": metrics.get("mismatch/over_floor", ""),
             "generator tokens/s": counts["generator"] / seconds["generator"],
             "trainer tokens/s": counts["trainer"] / seconds["trainer"],
         }

@@ -1,4 +1,5 @@
-"""The main path: one GRPO step is six verbs, in this order, on whatever hosts it is given."""
+"""The main path: one GRPO step is six verbs, in this order, on whatever hosts it is given; between
+collating and training the noise floor is measured."""
 
 import time
 from collections.abc import Iterator, Sequence

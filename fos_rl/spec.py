@@ -6,6 +6,7 @@ belongs to the trainer's or the generator's own settings.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -177,9 +178,7 @@ class ModelSpec(Frozen):
         Both actors compute it from the spec they were built with, and a run starts only when the
         two are equal.
         """
-        flat: dict[str, object] = {}
-        _flatten("", self.model_dump(mode="json"), flat)
-        return flat
+        return flatten(self.model_dump(mode="json"))
 
     def contract_hash(self) -> str:
         """Twelve hex digits of SHA-256 over the sorted contract."""
@@ -196,9 +195,12 @@ def contract_difference(ours: dict[str, object], theirs: dict[str, object]) -> l
     ]
 
 
-def _flatten(prefix: str, value: object, into: dict[str, object]) -> None:
-    if isinstance(value, dict):
-        for key, child in value.items():
-            _flatten(f"{prefix}.{key}" if prefix else key, child, into)
-    else:
-        into[prefix] = value
+def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, ValidationError
 
 from fos_rl.config import RunConfig, merge_config, parse_config, read_toml, with_recipe
-from fos_rl.spec import Frozen
+from fos_rl.spec import Frozen, flatten
 
 ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 
@@ -127,7 +127,7 @@ def load_study(path: str | Path) -> Study:
 def config_differences(ours: RunConfig, theirs: RunConfig) -> dict[str, tuple[Any, Any]]:
     """The settings in which two configs differ, by dotted name, as (ours, theirs); a setting that
     one of them does not have is None there."""
-    left, right = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
+    left, right = flatten(ours.model_dump(mode="json")), flatten(theirs.model_dump(mode="json"))
     names = [*left, *(name for name in right if name not in left)]
     pairs = {name: (left.get(name), right.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -136,7 +136,7 @@ def config_differences(ours: RunConfig, theirs: RunConfig) -> dict[str, tuple[An
 def stated_differences(ours: RunConfig, theirs: RunConfig) -> dict[str, tuple[Any, Any]]:
     """`config_differences` without the defaults that come with another type or recipe."""
     dumps = (c.model_dump(mode="json", exclude_unset=True) for c in (ours, theirs))
-    stated = {name for dump in dumps for name in _flat(dump)}
+    stated = {name for dump in dumps for name in flatten(dump)}
     return {name: p for name, p in config_differences(ours, theirs).items() if name in stated}
 
 
@@ -193,13 +193,3 @@ def _precision(tree: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(tree, dict):
             return {}
     return tree
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

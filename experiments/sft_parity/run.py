@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fos_rl.model.attention import PackedSequences, packed_attention
-from fos_rl.model.convert import build_decoder
+from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.decoder import Decoder
 from fos_rl.quant.recipes import Backward
 from fos_rl.runs import describe_environment
@@ -94,7 +94,7 @@ def random_decoder(
         scale = 0.02 / (2 * ARCHITECTURE.num_layers) ** 0.5 if residual else 0.02
         noise = torch.randn(parameter.shape, generator=generator) * scale
         parameter.data.copy_(noise)
-    return decoder, Masters(decoder, getattr(torch, precision.compute_dtype))
+    return decoder, Masters(decoder, compute_dtype(spec))
 
 
 def train(

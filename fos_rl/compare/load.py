@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fos_rl.runs import read_metrics
+from fos_rl.spec import flatten
 
 _SEED_FOLDER = re.compile(r"seed_(\d+)")
 
@@ -126,17 +127,6 @@ def load(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
     notes += [note for arm in arms for run in arm.runs for note in _unfinished(run)]
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(arms)} arms"
     return Comparison(title=title, arms=_baseline_first(arms, wanted, baseline), notes=notes)
-
-
-def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
-    flat: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _run_folders(path: Path) -> list[Path]:

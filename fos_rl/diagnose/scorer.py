@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fos_rl.config import RunConfig
-from fos_rl.model.convert import prepare_weights
+from fos_rl.model.convert import compute_dtype, prepare_weights
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.log_probs import scale_logits
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.packing import MicroBatch, pack
-from fos_rl.trainer.trainer import DTYPES, GrpoTrainer
+from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import TrainBatch
 
 Weights = dict[str, Tensor]
@@ -167,7 +167,7 @@ def _load(trainer: GrpoTrainer, forward: Forward) -> None:
         parameter.copy_(forward.weights[name])
     # Quantized layers keep the codes of the fp32 weights; all others multiply in the compute dtype.
     prepare_weights(decoder)
-    decoder.to(DTYPES[forward.spec.precision.compute_dtype])
+    decoder.to(compute_dtype(forward.spec))
 
 
 def _responses(batch: TrainBatch) -> Iterator[np.ndarray]:

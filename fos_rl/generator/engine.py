@@ -133,9 +133,12 @@ class VllmGenerator:
         """
         async with self._lock:
             assert not self._futures, "rescore called while requests are running"
-            return await self._in_engine_thread(
+            scored = await self._in_engine_thread(
                 lambda: prefill_log_probs(self._engine, rollouts, self.rollout.temperature)
             )
+        if self._routing is not None:
+            self._routing.forget()
+        return scored
 
     async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         request_id = str(next(self._request_ids))

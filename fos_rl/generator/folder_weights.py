@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import torch
-
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.model.checksum import checksum
+from fos_rl.model.convert import compute_dtype
 from fos_rl.model.hf import read_weights
 from fos_rl.model.transport import from_wire, to_wire
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
@@ -17,7 +14,7 @@ async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
 
     The same path as a trainer's sync: every tensor must arrive, and its checksum is compared.
     """
-    dtype = _DTYPES[generator.spec.precision.compute_dtype]
+    dtype = compute_dtype(generator.spec)
     tied = generator.spec.architecture.tie_word_embeddings
     checksums: dict[str, int] = {}
     await generator.begin_weight_sync()

@@ -101,13 +101,18 @@ def runner_of(engine: LLMEngine) -> Any:
     return runner
 
 
+def batch_metadata() -> Any | None:
+    """Where the rows of the current forward belong, the same for all layers; None in a warm-up
+    forward, which belongs to no request."""
+    per_layer = cast("dict[str, Any]", get_forward_context().attn_metadata)
+    return next(iter(per_layer.values())) if per_layer else None
+
+
 def _row_places(runner: Any, positions: Tensor) -> list[Place]:
-    metadata = get_forward_context().attn_metadata
-    if not metadata:
-        # A warm-up forward belongs to no request.
+    metadata = batch_metadata()
+    if metadata is None:
         return []
-    per_layer = cast("dict[str, Any]", metadata)
-    starts = next(iter(per_layer.values())).query_start_loc.tolist()
+    starts = metadata.query_start_loc.tolist()
     names = runner.input_batch.req_ids[: len(starts) - 1]
     # vLLM appends a suffix to the name of a request.
     numbers = [int(name.split("-")[0]) for name in names]

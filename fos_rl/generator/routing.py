@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Int, Int16
 from torch import Tensor
 from vllm.config import VllmConfig
-from vllm.forward_context import get_forward_context
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from fos_rl.generator.prefill import runner_of
+from fos_rl.generator.prefill import batch_metadata, runner_of
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.routing import expert_layers, route_through
 from fos_rl.spec import Architecture
@@ -37,10 +36,9 @@ class RoutingRecord:
         route_through(decoder, self._write)
 
     def _write(self, place: int, chosen: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
-        metadata = get_forward_context().attn_metadata
-        if metadata:
-            per_layer = cast("dict[str, Any]", metadata)
-            slots = next(iter(per_layer.values())).slot_mapping
+        metadata = batch_metadata()
+        if metadata is not None:
+            slots = metadata.slot_mapping
             self._by_slot[slots.long(), place] = chosen[: slots.shape[0]].to(torch.int16)
         return chosen
 
@@ -88,3 +86,7 @@ class FinishedRouting:
         """The experts of a finished request's tokens, but for the last, which was never fed back;
         they are forgotten here."""
         return self._experts.pop(request_id)
+
+    def forget(self) -> None:
+        """Drop what nobody asked for."""
+        self._experts.clear()

@@ -23,7 +23,13 @@ from fos_rl.quant.matmul import check_contraction, tensors_of
 from fos_rl.quant.recipes import Backward, Recipe, resolve_backward
 from fos_rl.spec import Bf16, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Quantized
 
+_COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def compute_dtype(spec: ModelSpec) -> torch.dtype:
+    """Of activations and of the working copy of the weights, on both hosts."""
+    return _COMPUTE_DTYPES[spec.precision.compute_dtype]
 
 
 def build_decoder(

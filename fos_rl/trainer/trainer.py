@@ -11,7 +11,7 @@ from torch import Tensor
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
-from fos_rl.model.convert import build_decoder
+from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.machine import peak_memory_gib
@@ -27,8 +27,6 @@ from fos_rl.trainer.packing import MicroBatch, pack
 from fos_rl.trainer.routing import routing_flip_metrics
 from fos_rl.trainer.step_metrics import StepSums
 from fos_rl.types import StepResult, TrainBatch
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class GrpoTrainer:
@@ -64,7 +62,7 @@ class GrpoTrainer:
         # The masters start from the file's own precision, before the working copy is rounded.
         self.decoder.to(torch.float32)
         load_hf_weights(self.decoder, read_weights(model_folder))
-        self.masters = Masters(self.decoder, DTYPES[spec.precision.compute_dtype])
+        self.masters = Masters(self.decoder, compute_dtype(spec))
         self.optimizer = torch.optim.AdamW(
             list(self.masters),
             lr=config.lr,
