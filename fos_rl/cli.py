@@ -36,7 +36,8 @@ checkpoint, and moves any other to seed_N.failed-1 and starts it anew."""
 
 
 _COMPARE_HELP = """\
-Compare runs, or all runs of a study: a table here, and report.html, report.md and report.csv.
+Compare runs, or all runs of a study: a table here, and report.html, .md and .csv with their
+plots as SVG files.
 
   fos-rl compare runs/laptop
   fos-rl compare runs/demo runs/demo-2 --baseline demo

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fos_rl.compare.checks import Check, Limit, check_backward_modes, check_limits
+from fos_rl.compare.drawing import Plot
 from fos_rl.compare.findings import backward_differences, baseline_differences, summary
 from fos_rl.compare.load import load
 from fos_rl.compare.page import html_page
@@ -22,12 +23,12 @@ def compare(
     out: Path | None = None,
     limits: Sequence[Limit] = (),
 ) -> list[Check]:
-    """Compare runs or whole studies: print a table, write report.html, report.md and report.csv.
+    """Compare runs or whole studies: print a table, write report.html, .md and .csv, and plots/.
 
     Args:
         paths: run folders, arms' folders or studies' folders.
         baseline: the arm that others are compared with; by default the study's, else the first.
-        out: folder of the three files; by default `comparison` in the folder that holds all runs.
+        out: folder of what is written; by default `comparison` in the folder that holds all runs.
         limits: what no step of any run may exceed.
 
     Returns:
@@ -49,6 +50,7 @@ def compare(
     (out / "report.html").write_text(page)
     (out / "report.md").write_text(markdown_page(comparison, words, checks, differences))
     (out / "report.csv").write_text(csv_table(comparison))
+    _write_plots(plots, out / "plots")
 
     console = Console()
     # A file or a pipe has no width of its own.
@@ -60,6 +62,15 @@ def compare(
     for check in failed:
         console.print(f"FAILED {check.detail}", style="bold red", markup=False, soft_wrap=True)
     return failed
+
+
+def _write_plots(plots: Sequence[Plot], folder: Path) -> None:
+    """Each plot as an SVG file on white, for a text or slides."""
+    folder.mkdir(exist_ok=True)
+    for plot in plots:
+        if plot.svg is not None:
+            on_white = plot.svg.replace("<svg", '<svg style="background: white"', 1)
+            (folder / f"{plot.id}.svg").write_text(on_white)
 
 
 def _common_folder(paths: Sequence[Path]) -> Path:

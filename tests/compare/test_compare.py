@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -34,13 +35,25 @@ def study(tmp_path, write_run) -> Path:
     return folder
 
 
-def test_a_healthy_study_exits_0_and_leaves_three_files(study: Path, capsys) -> None:
+def test_a_healthy_study_exits_0_and_leaves_its_report(study: Path, capsys) -> None:
     assert main(["compare", str(study), "--fail-above", "mismatch/kl_k3=0.015"]) == 0
     printed = capsys.readouterr().out
     assert "baseline high_precision" in printed
     assert "FAILED" not in printed
     names = {path.name for path in (study / "comparison").iterdir()}
-    assert names == {"report.html", "report.md", "report.csv"}
+    assert names == {"report.html", "report.md", "report.csv", "plots"}
+
+
+def test_plots_are_files_too(study: Path) -> None:
+    main(["compare", str(study)])
+    page = (study / "comparison/report.html").read_text()
+    files = {path.stem: path for path in (study / "comparison/plots").iterdir()}
+    assert files.keys() == set(re.findall(r'<figure id="plot-([^"]+)" class="plot(?! empty)', page))
+    assert "first-step" in files
+    for path in files.values():
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("style") == "background: white"
 
 
 def test_a_planted_mismatch_exits_1_and_is_named(study: Path, write_run, capsys) -> None:
