@@ -11,7 +11,7 @@ from fos_rl.diagnose.numerics import other_kernels
 from fos_rl.diagnose.scorer import Forward, run_forward
 
 # A difference up to this many times what other kernels alone make is noise: the two kernels that
-# made it need not be as near to each other as the two that measure the floor.
+# made it need not be as near to each other as the two that measure it.
 NOISE = 3.0
 # A cause that leaves less than this share, or only noise, explains the difference.
 EXPLAINED = 0.1
@@ -42,7 +42,7 @@ class Attribution:
     tokens: int
     difference: float
     """Mean |recorded - trainer's forward under the configured arm|, nats."""
-    floor: float
+    kernel_noise: float
     """Mean |log-prob difference| that other kernels and another order of additions make."""
     findings: list[Finding]
     """Best first."""
@@ -51,12 +51,12 @@ class Attribution:
     @property
     def cause(self) -> str | None:
         """The named cause; None where nothing explains the difference."""
-        if self.difference <= NOISE * self.floor:
+        if self.difference <= NOISE * self.kernel_noise:
             return "kernel and batch noise"
         return self.best.cause if self.best and self.explains(self.best) else None
 
     def explains(self, finding: Finding) -> bool:
-        left = max(EXPLAINED * self.difference, NOISE * self.floor)
+        left = max(EXPLAINED * self.difference, NOISE * self.kernel_noise)
         return finding.remaining <= left or self._is_of_its_size(finding)
 
     def _is_of_its_size(self, finding: Finding) -> bool:
@@ -85,8 +85,8 @@ class Attribution:
             return "no difference: every log-prob is that of the configured arm, to the last bit"
         if self.cause == "kernel and batch noise":
             return (
-                f"kernel and batch noise: {amount} is at the floor; other kernels alone make "
-                f"{self.floor:.2e}"
+                f"kernel and batch noise: {amount} is within it; other kernels alone make "
+                f"{self.kernel_noise:.2e}"
             )
         best = self.best
         if best is None:
@@ -95,7 +95,7 @@ class Attribution:
             return (
                 f"{best.cause}: {best.detail}; {amount} is of the size of the rounding that this "
                 f"brings ({best.noise:.2e} between kernels), and the configured arm's is "
-                f"{self.floor:.2e}"
+                f"{self.kernel_noise:.2e}"
             )
         left = f"{best.explained:.1%} of the difference ({amount}, left {best.remaining:.2e})"
         if self.explains(best):
@@ -108,17 +108,18 @@ class Attribution:
             return f"{best.cause}: {best.detail}; {left}{also}"
         if best.explained >= 1 - PARTLY:
             return f"partly {best.cause}: {best.detail}; {left}. More than one cause is likely"
+        times = self.difference / max(self.kernel_noise, 1e-300)
         return (
-            f"not explained: {amount} is {self.difference / max(self.floor, 1e-300):.0f} times the "
-            f"floor, and the best of {len(self.findings)} hypotheses ({best.detail}) leaves "
-            f"{best.remaining:.2e}"
+            f"not explained: {amount} is {times:.0f} times the kernel noise, and the best of "
+            f"{len(self.findings)} hypotheses ({best.detail}) leaves {best.remaining:.2e}"
         )
 
 
-def noise_floor(forward: Forward, log_probs: np.ndarray) -> float:
+def kernel_noise_of(forward: Forward, log_probs: np.ndarray) -> float:
     """Mean |difference| between an arm's log-probs and the same arm's with other kernels.
 
-    Exact mode has one kernel and no floor.
+    Exact mode has one kernel and none of it. (Of the generator alone and its batches, a run's own
+    mismatch/floor_* tells.)
     """
     if forward.spec.consistency == "exact":
         return 0.0
@@ -128,16 +129,16 @@ def noise_floor(forward: Forward, log_probs: np.ndarray) -> float:
 def attribute(
     host: str,
     question: Question,
-    floor: float,
+    kernel_noise: float,
     versions: weight_versions.WeightVersions,
     version: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
-    """Test every hypothesis about one host's log-probs; none where they are at the floor."""
+    """Test every hypothesis about one host's log-probs; none where they are kernel noise."""
     difference = remaining(question.scored.log_probs, question.recorded)
     findings: list[Finding] = []
     untested: list[Untested] = []
-    if difference > NOISE * floor:
+    if difference > NOISE * kernel_noise:
         for idea in _hypotheses(question, versions, version):
             if isinstance(idea, Untested):
                 untested.append(idea)
@@ -149,7 +150,7 @@ def attribute(
         host=host,
         tokens=int(np.isfinite(question.recorded).sum()),
         difference=difference,
-        floor=floor,
+        kernel_noise=kernel_noise,
         findings=findings,
         untested=untested,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fos_rl.config import RunConfig
-from fos_rl.diagnose.attribution import Attribution, Finding, attribute, noise_floor
+from fos_rl.diagnose.attribution import Attribution, Finding, attribute, kernel_noise_of
 from fos_rl.diagnose.hypotheses import Question, Untested, remaining
 from fos_rl.diagnose.records import Record, as_batch, sample_records
 from fos_rl.diagnose.scorer import Forward, run_forward
@@ -85,13 +85,13 @@ def explain_step(
         return _without_weights(scene, records, version)
     forward = scene.forward(records, version)
     scored = run_forward(forward)
-    floor = noise_floor(forward, scored.log_probs)
+    noise = kernel_noise_of(forward, scored.log_probs)
     found = []
     for host in ("generator", "trainer"):
         recorded = recorded_log_probs(records, host)
         if recorded is not None:
             question = Question(forward=forward, scored=scored, recorded=recorded)
-            found.append(attribute(host, question, floor, scene.versions, version))
+            found.append(attribute(host, question, noise, scene.versions, version))
     return found
 
 
@@ -126,7 +126,7 @@ def _without_weights(scene: Scene, records: Sequence[Record], version: int) -> l
             host="generator",
             tokens=len(generator),
             difference=difference,
-            floor=noise_floor(forward, initial),
+            kernel_noise=kernel_noise_of(forward, initial),
             findings=sorted(findings, key=lambda finding: finding.remaining),
             untested=[Untested(cause="every other cause", reason=reason)],
         )

@@ -13,7 +13,7 @@ _SHOWN = ("mean", "p50", "p99", "max")
 def print_attribution(console: Console, found: Attribution) -> None:
     console.print(
         f"{found.host}'s log-probs against the configured arm: mean |d| {found.difference:.2e} "
-        f"over {found.tokens} tokens; noise floor {found.floor:.2e}"
+        f"over {found.tokens} tokens; kernel noise {found.kernel_noise:.2e}"
     )
     if found.findings:
         table = Table("hypothesis", "what", "left, mean |d|", "explains")

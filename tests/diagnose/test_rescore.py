@@ -139,7 +139,7 @@ def _nothing(setup: Setup, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "cause", "words"),
     [
-        (_nothing, NOISE, "at the floor"),
+        (_nothing, NOISE, "is within it"),
         (_temperature, "temperature", "temperature 0.7, not 1"),
         (_bf16_head, "head precision", "logits were rounded to bf16"),
         (_rope_theta, "rotary embedding", "rope_theta was 1e+06"),
