@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell about the kernels, in about four minutes, from the repository's root:
+# Everything that only a GPU can tell about the kernels, in about six minutes, from the repository's root:
 #   bash benchmarks/check_gpu.sh OUT_FOLDER
-# Bitwise tests, the benchmarks that are affected most by the host, memcheck; a part that fails does not stop the others.
+# Bitwise tests, benchmarks, memcheck; a part that fails does not stop the others.
 out=${1:?usage: bash benchmarks/check_gpu.sh OUT_FOLDER}
 mkdir -p "$out"
 part() {  # part LIMIT_S NAME COMMAND...
@@ -14,12 +14,12 @@ part() {  # part LIMIT_S NAME COMMAND...
 {
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   part 120 "bitwise" env TORCH_COMPILE_DISABLE=0 python3 -m pytest -q -n 8 --dist worksteal \
-    tests/kernels tests/quant/test_cuda.py
-  part 60 "quantize: linear and small shapes" python3 benchmarks/quantize.py --only linear small --out "$out/quantize"
-  part 40 "memcheck, bare" python3 tests/kernels/memcheck.py
+    tests/kernels/test_bitwise.py tests/kernels/test_fixed_tile.py tests/quant/test_cuda.py tests/model/test_cuda.py
+  part 180 "quantize" python3 benchmarks/quantize.py --out "$out/quantize"
+  part 60 "memcheck, bare" python3 tests/kernels/memcheck.py
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2> /dev/null | head -1)
   if [ -n "$sanitizer" ]; then
-    part 90 "memcheck" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool memcheck \
+    part 200 "memcheck" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool memcheck \
       --error-exitcode 9 python3 tests/kernels/memcheck.py
   fi
   part 30 "quantized linear" python3 benchmarks/quantized_linear.py --device cuda --repeats 5 --out "$out"
