@@ -188,6 +188,9 @@ class GeneratorActor:
     async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         return await self.generator.rescore(rollouts)
 
+    async def peak_memory_gib(self) -> float:
+        return self.generator.peak_memory_gib()
+
     async def begin_weight_sync(self) -> None:
         await self.generator.begin_weight_sync()
 
@@ -299,6 +302,9 @@ class Cluster:
 
     def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         return self._get("generator", "rescore", self.generator.rescore.remote(rollouts))
+
+    def peak_memory_gib(self) -> float:
+        return self._get("generator", "peak_memory_gib", self.generator.peak_memory_gib.remote())
 
     def step(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "step", self.trainer.step.remote(batch))

@@ -60,6 +60,7 @@ def grpo_steps(
         if learnable:
             with timed(times, "sync"):
                 sync_weights()
+        metrics["memory/generator_peak_gib"] = generator.peak_memory_gib()
         metrics |= phase_metrics(times, samples, scored)
         yield StepRecord(step=step, metrics=metrics)
         if steps_without_signal == config.algorithm.max_zero_variance_steps:

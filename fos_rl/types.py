@@ -129,6 +129,10 @@ class Generator(Sampler, Protocol):
         """Log-probs of the responses' tokens, computed once more in another batch."""
         ...
 
+    def peak_memory_gib(self) -> float:
+        """The most memory held so far."""
+        ...
+
 
 class Verifier(Protocol):
     def score(

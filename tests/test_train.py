@@ -47,6 +47,8 @@ KEYS = {
     "time/sync_s",
     "throughput/generate_tokens_per_s",
     "throughput/train_tokens_per_s",
+    "memory/trainer_peak_gib",
+    "memory/generator_peak_gib",
 }
 
 
