@@ -146,6 +146,9 @@ class TrainerActor:
     def measure(self, batch: TrainBatch) -> StepResult:
         return self.trainer.measure(batch)
 
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        return self.trainer.layer_errors(batch)
+
     def policy_version(self) -> int:
         return self.trainer.policy_version
 
@@ -311,6 +314,9 @@ class Cluster:
 
     def measure(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "measure", self.trainer.measure.remote(batch))
+
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        return self._get("trainer", "layer_errors", self.trainer.layer_errors.remote(batch))
 
     def sync_weights(self) -> None:
         """Stream the trainer's bf16 weights into the generator and compare every checksum."""

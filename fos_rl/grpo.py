@@ -53,6 +53,8 @@ def grpo_steps(
             batch = collate(scored)
             with timed(times, "noise_floor"):
                 floor = noise_floor(generator, scored, seed=step)
+            if not journal.has_layer_errors:
+                journal.layer_errors(trainer.layer_errors(batch))
             with timed(times, "train"):
                 result = trainer.step(batch) if learnable else trainer.measure(batch)
             journal.trainer_log_probs(step, scored, result.log_probs)
