@@ -120,7 +120,7 @@ class Recorder:
         return hook
 
     def _experts(self, mlp: str, module: QuantizedExperts) -> None:
-        multiply = module._multiply
+        multiply = module.multiply
 
         def recorded(leaf: str, rows: Tensor, ends: Tensor) -> Tensor:
             site = f"{mlp}.experts.{SHARED.get(leaf, leaf)}"
@@ -134,7 +134,7 @@ class Recorder:
                 self._keep(site, rows[back], quantized, back)
             return multiply(leaf, rows, ends)
 
-        module._multiply = recorded
+        module.multiply = recorded
 
     def _keep(self, site: str, x: Tensor, quantized: Any, order: Tensor | None = None) -> None:
         codes, scales = (t.view(torch.uint8) for t in tensors_of(quantized)[:2])

@@ -146,6 +146,9 @@ class TrainerActor:
     def measure(self, batch: TrainBatch) -> StepResult:
         return self.trainer.measure(batch)
 
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        return self.trainer.layer_errors(batch)
+
     def policy_version(self) -> int:
         return self.trainer.policy_version
 
@@ -187,6 +190,9 @@ class GeneratorActor:
 
     async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         return await self.generator.rescore(rollouts)
+
+    async def peak_memory_gib(self) -> float:
+        return self.generator.peak_memory_gib()
 
     async def begin_weight_sync(self) -> None:
         await self.generator.begin_weight_sync()
@@ -300,11 +306,17 @@ class Cluster:
     def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         return self._get("generator", "rescore", self.generator.rescore.remote(rollouts))
 
+    def peak_memory_gib(self) -> float:
+        return self._get("generator", "peak_memory_gib", self.generator.peak_memory_gib.remote())
+
     def step(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "step", self.trainer.step.remote(batch))
 
     def measure(self, batch: TrainBatch) -> StepResult:
         return self._get("trainer", "measure", self.trainer.measure.remote(batch))
+
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        return self._get("trainer", "layer_errors", self.trainer.layer_errors.remote(batch))
 
     def sync_weights(self) -> None:
         """Stream the trainer's bf16 weights into the generator and compare every checksum."""

@@ -53,6 +53,8 @@ def grpo_steps(
             batch = collate(scored)
             with timed(times, "noise_floor"):
                 floor = noise_floor(generator, scored, seed=step)
+            if not journal.has_layer_errors:
+                journal.layer_errors(trainer.layer_errors(batch))
             with timed(times, "train"):
                 result = trainer.step(batch) if learnable else trainer.measure(batch)
             journal.trainer_log_probs(step, scored, result.log_probs)
@@ -60,6 +62,7 @@ def grpo_steps(
         if learnable:
             with timed(times, "sync"):
                 sync_weights()
+        metrics["memory/generator_peak_gib"] = generator.peak_memory_gib()
         metrics |= phase_metrics(times, samples, scored)
         yield StepRecord(step=step, metrics=metrics)
         if steps_without_signal == config.algorithm.max_zero_variance_steps:

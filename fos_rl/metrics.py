@@ -219,8 +219,8 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("throughput/generate_tokens_per_s", "sampled tokens"),
         Metric("throughput/train_tokens_per_s", "tokens trained on, with prompts"),
         Metric(
-            "memory/trainer_peak_gib",
-            "the most the trainer has held so far: reserved on its GPU, or resident on the CPU",
+            "memory/{trainer,generator}_peak_gib",
+            "the most that host has held so far: reserved on its GPU, or resident on the CPU",
         ),
     ),
 }

@@ -3,6 +3,7 @@
 config.toml        the resolved configuration
 environment.json   versions, git commit, device, verifier
 metrics.jsonl      one JSON object a step
+per_layer.json     relative error of each layer's quantized products, at the first step
 rollouts/NNNNNN.jsonl           a step's samples: token ids, log-probs, text, reward
 rollouts/NNNNNN.trainer.jsonl   the trainer's log-probs of those it learned from
 rollouts/NNNNNN.experts.npz     of a mixture of experts: each sample's routing, by line number
@@ -93,6 +94,17 @@ class RunFolder:
             for s, values in zip(samples, log_probs, strict=True)
         )
         _write_jsonl(self.path / "rollouts" / f"{step:06d}.trainer.jsonl", rows)
+
+    @property
+    def has_layer_errors(self) -> bool:
+        return self._layer_errors.is_file()
+
+    def layer_errors(self, errors: dict[str, float]) -> None:
+        _write_whole(self._layer_errors, json.dumps(errors, indent=2) + "\n")
+
+    @property
+    def _layer_errors(self) -> Path:
+        return self.path / "per_layer.json"
 
     def metrics(self, record: StepRecord) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:

@@ -129,6 +129,10 @@ class Generator(Sampler, Protocol):
         """Log-probs of the responses' tokens, computed once more in another batch."""
         ...
 
+    def peak_memory_gib(self) -> float:
+        """The most memory held so far."""
+        ...
+
 
 class Verifier(Protocol):
     def score(
@@ -147,6 +151,10 @@ class Trainer(Protocol):
         """The mismatch of a batch that nothing is learned from."""
         ...
 
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        """Relative error of each layer's quantized products on the batch's first tokens."""
+        ...
+
 
 class WeightSync(Protocol):
     """Carry the trainer's bf16 weights to the generator and compare checksums."""
@@ -162,3 +170,10 @@ class Journal(Protocol):
     def trainer_log_probs(
         self, step: int, samples: Sequence[Sample], log_probs: Sequence[np.ndarray]
     ) -> None: ...
+
+    @property
+    def has_layer_errors(self) -> bool:
+        """They are measured once a run."""
+        ...
+
+    def layer_errors(self, errors: dict[str, float]) -> None: ...

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -22,6 +23,41 @@ from fos_rl.spec import Bf16, Mxfp8
 from fos_rl.types import Rollout, StepRecord
 
 ROOT = Path(__file__).parent.parent
+# The hub's data sets as others load them: (name, subset, split) and a row of all columns. Of
+# GSM8K and MATH-500 lighteval (src/lighteval/tasks/tasks/gsm8k.py, math_500.py), of AIME 2024 verl
+# (recipe/dapo) and NeMo-RL (datasets/response_datasets/dapo_math.py), of AIME 2025
+# lm-evaluation-harness (lm_eval/tasks/aime/aime25.yaml).
+HUB: dict[str, tuple[tuple[str, str | None, str], dict[str, object]]] = {
+    "gsm8k": (
+        ("openai/gsm8k", "main", "test"),
+        {"question": "What is 3 + 4?", "answer": "3 + 4 is <<3+4=7>>7.\n#### 7"},
+    ),
+    "math500": (
+        ("HuggingFaceH4/MATH-500", None, "test"),
+        {
+            "problem": "What is 3 + 4?",
+            "solution": "It is $\\boxed{7}$.",
+            "answer": "7",
+            "subject": "Prealgebra",
+            "level": 1,
+            "unique_id": "test/prealgebra/1.json",
+        },
+    ),
+    "aime24": (
+        ("BytedTsinghua-SIA/AIME-2024", None, "train"),
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": "What is 3 + 4?"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": "7", "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": 0, "raw_problem": "What is 3 + 4?", "split": None},
+        },
+    ),
+    "aime25": (
+        ("math-ai/aime25", None, "test"),
+        {"problem": "What is 3 + 4?", "answer": "7", "id": "0"},
+    ),
+}
 TREE = {"model": {"path": "random:llama"}, "data": {"type": "vowels"}, "steps": 5}
 
 
@@ -67,6 +103,24 @@ def test_a_files_columns_tell_what_it_is(tmp_path: Path, tokenizer) -> None:
     assert "Answer:" in sets[2].prompts[0].text
 
 
+@pytest.mark.parametrize("name", NAMED_SETS)
+def test_a_named_set_is_one_of_the_hubs(name: str, tokenizer, monkeypatch) -> None:
+    """Its name, subset and split, and the columns that hold question and answer."""
+    (path, subset, split), row = HUB[name]
+
+    def load_dataset(asked: str, asked_subset: str | None, split: str) -> datasets.Dataset:
+        assert (asked, asked_subset) == (path, subset)
+        return hub[split]
+
+    hub = {split: datasets.Dataset.from_list([row])}
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = load_eval_set(name, tokenizer, 1000)
+    assert (found.name, found.rule) == (name, "math")
+    (prompt,) = found.prompts
+    assert prompt.answer == "7"
+    assert "What is 3 + 4?" in prompt.text
+
+
 def test_copies_of_a_problem_count_once(tmp_path: Path, tokenizer) -> None:
     """AIME sets come with 32 copies of 30 problems."""
     rows = [
@@ -92,7 +146,6 @@ def test_wrong_sets_are_explained(tmp_path: Path, tokenizer) -> None:
     file = _write(tmp_path / "y.jsonl", {"question": "1 + 1?", "answer": "2"})
     with pytest.raises(ValueError, match=r"more than rollout.max_prompt_tokens = 3 tokens"):
         load_eval_set(file, tokenizer, 3)
-    assert {"gsm8k", "math500", "aime24", "aime25"} <= NAMED_SETS.keys()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from metric_keys import unknown_keys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fos_rl.compare import compare
 from fos_rl.config import load_config, parse_config
 from fos_rl.grpo import NoLearningSignal
 from fos_rl.launch import resume, train
@@ -47,6 +49,8 @@ KEYS = {
     "time/sync_s",
     "throughput/generate_tokens_per_s",
     "throughput/train_tokens_per_s",
+    "memory/trainer_peak_gib",
+    "memory/generator_peak_gib",
 }
 
 
@@ -84,6 +88,21 @@ def test_run_folder_is_complete(run: Path) -> None:
         trained = [json.loads(x) for x in (run / f"rollouts/{step:06d}.trainer.jsonl").open()]
         for row in trained:
             assert len(row["trainer_log_probs"]) == len(row["generator_log_probs"])
+    errors = json.loads((run / "per_layer.json").read_text())
+    assert errors == {"layers.0": 0.0, "layers.1": 0.0, "layers.2": 0.0}
+
+
+def test_the_run_is_compared_whole(run: Path, tmp_path: Path) -> None:
+    """Both hosts' memory and the errors of each layer reach the report of a real run."""
+    assert compare([run], out=tmp_path) == []
+    table = (tmp_path / "report.md").read_text()
+    _, memory = table.split("**Peak memory (GiB)**", 1)
+    for host in ("trainer", "generator"):
+        found = re.search(rf"^\| {host} \| ([0-9.]+) \|", memory, re.MULTILINE)
+        # torch alone is a quarter GiB.
+        assert found
+        assert 0.2 < float(found[1]) < 50
+    assert "No run folder has a per_layer.json" not in (tmp_path / "report.html").read_text()
 
 
 def test_rewards_on_disk_are_the_metrics(run: Path) -> None:
@@ -173,6 +192,8 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     first = train(load_config(TINY_MOE, [*settings, "steps=3"]), tmp_path / "parts")
     with pytest.raises(ValueError, match="no checkpoint"):
         resume(tmp_path)
+    # Measured at the first step only.
+    (first / "per_layer.json").write_text('{"layers.0": 0.5}')
     # Step 2 was done, but after the checkpoint: it is done again, and not twice in the metrics.
     assert resume(first, ["steps=4"]) == first
     want, got = read_metrics(whole), read_metrics(first)
@@ -181,6 +202,7 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
         for key in a:
             if not key.startswith(("time/", "throughput/", "memory/")):
                 assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-6), key
+    assert (first / "per_layer.json").read_text() == '{"layers.0": 0.5}'
     # The trained model is a Hugging Face folder, and not the one it started from.
     trained = AutoModelForCausalLM.from_pretrained(first / "model")
     start = AutoModelForCausalLM.from_pretrained(

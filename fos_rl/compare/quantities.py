@@ -153,6 +153,10 @@ QUANTITIES: tuple[Quantity, ...] = (
     GENERATE_SPEED,
     TRAIN_SPEED,
     *PHASES,
+    *(
+        _row("Peak memory (GiB)", host, f"memory/{host}_peak_gib", "all", "max", "{:.2f}")
+        for host in ("trainer", "generator")
+    ),
 )
 
 # Compared with the baseline, pair by pair.
@@ -160,17 +164,11 @@ DIFFERENCES = (REWARD, FIRST_DIFFERENCE, LATER_K3, CLIPPED, ENTROPY, GRAD_NORM, 
 
 
 def recorded_quantities(runs: Sequence[Run]) -> list[Quantity]:
-    """QUANTITIES, and the rows that only some runs have: memory peaks and evaluations."""
+    """QUANTITIES, and the rows that only some runs have: evaluations."""
     keys = sorted({key for run in runs for metrics in run.steps for key in metrics})
-    memory = [
-        _row("Peak memory", key.removeprefix("memory/"), key, "all", "max", "{:.2f}")
-        for key in keys
-        if key.startswith("memory/")
-    ]
     evaluations = [
         _row("Evaluation, late", key.removeprefix("eval/"), key, "late")
         for key in keys
         if key.startswith("eval/")
     ]
-    nothing = _row("Peak memory", "peak memory", "memory/peak_gib", "all", "max")
-    return [*QUANTITIES, *(memory or [nothing]), *evaluations]
+    return [*QUANTITIES, *evaluations]

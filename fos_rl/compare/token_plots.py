@@ -59,11 +59,14 @@ def plot_layer_error(arms: Sequence[Arm]) -> Plot:
             places = [names.index(name) for name in found]
             sketch.line(number, list(found.values()), places, arm.name)
         name_rows(sketch.axes, names)
-        sketch.axes.set_xlabel("relative error of the layer's output")
+        sketch.axes.set_xlabel("relative error of the layer's quantized products")
         log_axis(sketch.axes, "x", [value for found in errors for value in found.values()])
         return sketch
 
-    caption = "From each run's per_layer.json, averaged over seeds; the first layer is on top."
+    caption = (
+        "Each layer's quantized products against those of the same activations and the unquantized "
+        "weights, at the first step, averaged over seeds; the first layer is on top."
+    )
     missing = "No run folder has a per_layer.json."
     return draw("layer-error", "Error by layer", caption, missing, paint)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
+import torch
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
@@ -25,6 +26,7 @@ from fos_rl.generator.compat import rewind_cpu_generators
 from fos_rl.generator.prefill import prefill_log_probs
 from fos_rl.generator.routing import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
+from fos_rl.model.machine import peak_memory_gib
 from fos_rl.spec import ModelSpec
 from fos_rl.types import FinishReason, Prompt, Rollout, Sampling
 
@@ -49,6 +51,7 @@ class VllmGenerator:
         device: Literal["cpu", "cuda"],
     ) -> None:
         self.spec = spec
+        self.device = torch.device(device)
         self.rollout = rollout
         self.policy_version = -1
         self._checksums: dict[str, int] = {}
@@ -139,6 +142,11 @@ class VllmGenerator:
         if self._routing is not None:
             self._routing.forget()
         return scored
+
+    def peak_memory_gib(self) -> float:
+        """The most that weights, cache, graphs and activations have held since vLLM last reset its
+        count, which it does before it fills its cache."""
+        return peak_memory_gib(self.device)
 
     async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         request_id = str(next(self._request_ids))

@@ -187,25 +187,19 @@ class QuantizedExperts(Experts, PreparedWeights):
     def weights(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in sorted(self.projections)}
 
-    def forward(
-        self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
-    ) -> Float[Tensor, "rows hidden"]:
-        gate = self._multiply("gate_proj", rows, ends)
-        up = self._multiply("up_proj", rows, ends)
-        return self._multiply("down_proj", self.ops.silu(gate) * up, ends)
-
-    def _multiply(self, name: str, rows: Tensor, ends: Tensor) -> Tensor:
-        weight = getattr(self, name)
-        if name not in self.projections:
-            return self.ops.grouped_linear(rows, weight, ends)
+    def multiply(
+        self, projection: str, rows: Float[Tensor, "rows k"], ends: Int[Tensor, " experts"]
+    ) -> Float[Tensor, "rows n"]:
+        if projection not in self.projections:
+            return super().multiply(projection, rows, ends)
         return quantized_grouped_mm(
             rows,
-            weight,
+            getattr(self, projection),
             ends,
             recipe=self.recipe,
             gemm=self.gemm,
             backward=self.backward,
-            quantized_weight=self.prepared(name),
+            quantized_weight=self.prepared(projection),
         )
 
 

@@ -78,9 +78,15 @@ class Experts(nn.Module):
     def forward(
         self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
     ) -> Float[Tensor, "rows hidden"]:
-        gate = self.ops.grouped_linear(rows, self.gate_proj, ends)
-        up = self.ops.grouped_linear(rows, self.up_proj, ends)
-        return self.ops.grouped_linear(self.ops.silu(gate) * up, self.down_proj, ends)
+        gate = self.multiply("gate_proj", rows, ends)
+        up = self.multiply("up_proj", rows, ends)
+        return self.multiply("down_proj", self.ops.silu(gate) * up, ends)
+
+    def multiply(
+        self, projection: str, rows: Float[Tensor, "rows k"], ends: Int[Tensor, " experts"]
+    ) -> Float[Tensor, "rows n"]:
+        """One of the three projections, of each row by its own expert."""
+        return self.ops.grouped_linear(rows, getattr(self, projection), ends)
 
 
 def route(

@@ -20,6 +20,7 @@ from fos_rl.model.transport import to_wire
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.aggregation import token_weights
 from fos_rl.trainer.corrections import correct
+from fos_rl.trainer.layer_errors import MAX_TOKENS, first_tokens, layer_errors
 from fos_rl.trainer.losses import PolicyTokens, policy_loss
 from fos_rl.trainer.masters import Masters
 from fos_rl.trainer.mismatch import mismatch_metrics
@@ -113,6 +114,16 @@ class GrpoTrainer:
             },
             log_probs=log_probs,
         )
+
+    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
+        """Relative error of each layer's quantized products: `layer_errors` of the first tokens."""
+        limit = min(MAX_TOKENS, self.config.microbatch_tokens)
+        sequences = first_tokens(batch.token_ids, limit)
+        self._sequences.set([len(sequence) for sequence in sequences])
+        if self.routing is not None:
+            self.routing.recorded = None
+        token_ids = torch.from_numpy(np.concatenate(sequences)).to(self.device)
+        return layer_errors(self.decoder, token_ids, self._sequences.positions(self.device))
 
     def _mismatch(self, batch: TrainBatch, log_probs: list[np.ndarray]) -> dict[str, float]:
         """The two hosts' log-probs and choices of experts, side by side."""

@@ -6,6 +6,7 @@ import pytest
 
 from fos_rl.compare import Limit, compare
 from fos_rl.compare.load import load
+from fos_rl.compare.series import layer_errors
 from fos_rl.config import load_config
 from fos_rl.launch import train
 from tests.compare.conftest import CONFIG, QUANTIZED
@@ -32,3 +33,13 @@ def test_first_steps_are_identical_and_limits_hold_or_do_not(study: Path) -> Non
     assert compare([study], limits=[Limit(key=K3, value=worst)]) == []
     (failed,) = compare([study], limits=[Limit(key=K3, value=worst * 0.999)])
     assert f"{K3} = {worst:g}" in failed.detail
+
+
+@pytest.mark.slow
+def test_errors_by_layer_are_those_of_the_forward(study: Path) -> None:
+    """The default patterns quantize the experts of every layer; how a run differentiates is not in
+    its forward."""
+    ours, theirs = (layer_errors(arm) for arm in load([study]).arms)
+    assert ours == theirs
+    assert list(ours) == ["layers.0", "layers.1", "layers.2"]
+    assert all(0.05 < error < 0.3 for error in ours.values())
