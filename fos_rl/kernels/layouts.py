@@ -23,8 +23,9 @@ _AMAX_BYTES, _AMAX_CTAS = 32768, 4
 _HELD_THREADS, _HELD_CTAS = 128, 8
 # Blocks of a row up to which several rows share a CTA.
 _SHORT_BLOCKS = 96
-# A matrix of at most so many bytes is read by every CTA rather than by an amax kernel before.
-SMALL_BYTES = 32768
+# A matrix of at most so many bytes is read by every CTA rather than by an amax kernel before: on an
+# H200 that takes 3.4 us instead of 4.2 at 64 KiB, and 5.1 instead of 4.4 at 128 KiB.
+SMALL_BYTES = 81920
 
 
 class Layout(NamedTuple):
