@@ -7,8 +7,10 @@ width times the experts a token goes through, V = vocab_size and T = the tokens 
     + T layers c (12 h + 5 f)                   what autograd keeps
     + 16 V log_prob_chunk_tokens                four fp32 arrays of logits
 
-and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. SmolLM2-135M in
-fp32 on a CPU (experiments/laptop, MXFP8): 5.9 and 1.8 GiB against measured peaks of 5.2 and 2.3.
+and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. On a GPU, 1.4 times
+that: the allocator's reserve, workspaces and the graphs. Trainer plus generator against measured
+peaks, SmolLM2-135M: 5.9 + 1.8 against 5.2 + 2.3 GiB in fp32 on a CPU (experiments/laptop, MXFP8);
+on an H200 35 in all against 28 (experiments/dapo_h200, bf16) and 43 against 42 (dapo_h200_moe).
 
 Time of a step is the mean of the study's own steps that are already on disk, of the same arm where
 there are some. Before the first it is
@@ -33,6 +35,7 @@ from fos_rl.spec import ModelSpec
 
 _GIB = 1 << 30
 _PROCESS_GIB = 1.0
+_ON_GPU = 1.4
 
 # Operations a second of (trainer, generator). CPU: SmolLM2-135M on two AVX2 cores in fp32, 143 and
 # 250 tokens a second. GPU: an order of magnitude, for models that fill one; small ones are slower.
@@ -70,9 +73,13 @@ def estimate(config: RunConfig, plan: Plan, earlier: Iterable[Path] = ()) -> Est
         earlier: run folders whose measured steps tell more than the formula.
     """
     times = [step["time/step_s"] for folder in earlier for step in _steps(folder)]
+    trainer_more, generator_more = (
+        _ON_GPU if gpus else 1.0
+        for gpus in (plan.placement.trainer_gpus, plan.placement.generator_gpus)
+    )
     return Estimate(
-        trainer_gib=trainer_gib(config, plan.spec),
-        generator_gib=generator_gib(config, plan.spec),
+        trainer_gib=trainer_gib(config, plan.spec) * trainer_more,
+        generator_gib=generator_gib(config, plan.spec) * generator_more,
         step_s=sum(times) / len(times) if times else formula_step_s(config, plan),
         steps=config.steps,
         measured=bool(times),
