@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Float32, Uint32
 
-from fos_rl.kernels import ptx, target
+from fos_rl.kernels import minifloat, ptx, target
 from fos_rl.kernels.packed import E5M2_BYTES, packing
 
 BLOCK = 16
@@ -109,7 +109,7 @@ def table_entry(
     for a saturated scale whose products pass 6.2; a block of zeros is always easy. The weight of
     scale 0 is 1: careful_sums decides such blocks.
     """
-    scale = ptx.e4m3_to_float(scale_byte)
+    scale = minifloat.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
     multiplier = ptx.min_nan(ptx.rcp(ptx.mul(scale, decode)), FP32_MAX)
     weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
@@ -256,7 +256,7 @@ def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, sca
 
     Their errors are then equal. A value (2 bits) times a scale (4 bits) is exact in fp16.
     """
-    pairs = [ptx.half_pair(scale) for scale in (scale6, scale4)]
+    pairs = [ptx.half_pair(scale, scale) for scale in (scale6, scale4)]
     form, differing = packing(), Uint32(0)
     rows = len(packed6) // form.words
     for i in range(rows * len(form.elements)):
@@ -374,7 +374,7 @@ def larger_magnitude(a: Uint32, b: Uint32, dtype: str) -> Uint32:
     if dtype == "float32":
         larger = ptx.max_nan(ptx.abs_(ptx.from_bits(a)), ptx.abs_(ptx.from_bits(b)))
         return ptx.bits(larger)
-    return ptx.max_bf16x2(a, b)
+    return minifloat.larger_bf16x2(a, b)
 
 
 def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:

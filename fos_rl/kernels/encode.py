@@ -2,7 +2,7 @@
 
 The common case takes the short candidate and decides by estimated errors; a warp in which some
 block needs more care (subnormal scales, an undecided choice) repeats that step exactly. Both
-are branches a whole warp takes together.
+are branches a whole warp takes together. Where an instruction rounds to E2M1, scales need no care.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Uint32, const_expr, range_constexpr
 
-from fos_rl.kernels import arithmetic, ptx
+from fos_rl.kernels import arithmetic, minifloat, ptx
 from fos_rl.kernels.arithmetic import GlobalScale, Recipe
 from fos_rl.kernels.packed import packing
 
@@ -127,7 +127,7 @@ def _entry(table, offset, g: GlobalScale, has_table: bool, recipe: Recipe):
 
 def scale_of(entry: Uint32) -> Float32:
     """fp32 of the scale whose table entry starts at that offset."""
-    return ptx.e4m3_to_float(ptx.shr(entry, 4))
+    return minifloat.e4m3_to_float(ptx.shr(entry, 4))
 
 
 def careful_sums(sums, entry6: Uint32):
@@ -192,7 +192,7 @@ def encode(
     count = const_expr(form.words * rows)
     two = const_expr(recipe.method == "four_over_six")
     base = arithmetic.unrounded_scale(block_max, g, recipe, wild)
-    pair = ptx.e4m3_pair(base, ptx.mul(base, four))
+    pair = minifloat.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
     *multipliers6, weight6, limit = _entry(table, entry6, g, has_table, recipe)

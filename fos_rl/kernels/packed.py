@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cutlass import Float32, Uint32
 
-from fos_rl.kernels import ptx, target
+from fos_rl.kernels import minifloat, ptx, target
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ _FIRST_OF_WORD = (0, 1, 8, 9)
 
 
 def _pack_bytes(values: list[Float32]) -> list[Uint32]:
-    return [ptx.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in _FIRST_OF_WORD]
+    return [
+        minifloat.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in _FIRST_OF_WORD
+    ]
 
 
 def _halves_of_bytes(packed: list[Uint32], i: int) -> Uint32:

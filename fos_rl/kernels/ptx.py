@@ -136,7 +136,12 @@ def min_nan(a, b) -> Float32:
     return _emit("min.NaN.f32 {0}, {1}, {2};", (Float32,), (_f(a), _f(b)))
 
 
-def max_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+def max_nan_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    """Per half the larger; NaN if either is NaN."""
+    return _emit("max.NaN.bf16x2 {0}, {1}, {2};", (Uint32,), (a, b))
+
+
+def max_abs_bf16x2(a: Uint32, b: Uint32) -> Uint32:
     """Per half the larger magnitude (its sign bit is an xor of signs), NaN if either is NaN."""
     return _emit("max.NaN.xorsign.abs.bf16x2 {0}, {1}, {2};", (Uint32,), (a, b))
 
@@ -269,9 +274,9 @@ def bf16_pair(low: Float32, high: Float32) -> Uint32:
     return _emit("cvt.rn.bf16x2.f32 {0}, {1}, {2};", (Uint32,), (high, low))
 
 
-def half_pair(a: Float32) -> Uint32:
-    """a, rounded to fp16, in both halves of a word."""
-    return _emit("cvt.rn.f16x2.f32 {0}, {1}, {2};", (Uint32,), (a, a))
+def half_pair(low: Float32, high: Float32) -> Uint32:
+    """fp16 of two fp32, nearest even, low in bits 0..15."""
+    return _emit("cvt.rn.f16x2.f32 {0}, {1}, {2};", (Uint32,), (high, low))
 
 
 def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from fos_rl.kernels import arithmetic, ptx
+from fos_rl.kernels import arithmetic, minifloat, ptx
 from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES, Recipe
 from fos_rl.kernels.encode import encode, read, words_per_block, write
 from fos_rl.kernels.packed import packing
@@ -179,7 +179,7 @@ def _store(out, row: int, rows: int, block: Int32, at: tuple, raw, job: Job) -> 
         count = words_per_block(job.recipe)
         words = arithmetic.operand_words(
             read(out, 2 * rows + 1 + packing().words * row, packing().words),
-            ptx.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
+            minifloat.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
             read(raw, row * count, count),
             job.recipe.dtype,
         )

@@ -88,8 +88,8 @@ DECODERS = {
     "decode": ("value", 256, "bfloat16", True),
     "decode_operand_fp32": ("operand", 448, "float32", False),
 }
-# With conversions to 8 bits only, and with those to 4 bits.
-ARCHS = ("sm_90a", "sm_100a")
+# Without conversions to 8 bits, with them, and with those to 4 bits.
+ARCHS = ("sm_80", "sm_90a", "sm_100a")
 FINDS_AMAX = ("rowwise", "rows", "parts")
 BOTH = (True, True)
 
@@ -190,6 +190,8 @@ def test_group_amax_ptx_gives_the_reference(compiled, dtype: str) -> None:
 
 def _conversions(capability: tuple[int, int]) -> set[str]:
     """Those to and from small formats that a quantizing kernel has on an architecture."""
+    if capability < (8, 9):
+        return set()
     e4m3 = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.f16x2.e4m3x2"}
     if capability < (10, 0):
         return e4m3 | {"cvt.rn.satfinite.e5m2x2.f32"}
