@@ -1,8 +1,8 @@
 """The quantizer's arithmetic on one block, as traced device code: scales, errors, codes.
 
 Every function states which fp32 operation of ``fos_rl.quant.four_over_six`` it reproduces and why
-it may take a shorter way. E2M1 values are carried multiplied by 2^-14: that puts their codes into
-the low bits of E5M2 (value * 2^-14 has the byte ``code << 1``), so the conversion packs them.
+it may take a shorter way. E2M1 values and products are carried times the ``scale`` of the form in
+which ``packed`` holds them, 2^-14 or 1.
 """
 
 import struct
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from cutlass import Boolean, Float32, Uint32
 
-from fos_rl.kernels import ptx
+from fos_rl.kernels import minifloat, ptx, target
+from fos_rl.kernels.packed import E5M2_BYTES, packing
 
 BLOCK = 16
 FP32_MAX = 3.4028234663852886e38
-VALUE_SCALE = 2.0**-14
+# Of values that are rounded here rather than by an instruction.
+VALUE_SCALE = E5M2_BYTES.scale
 # A value in [2, 4) times this has the quantum of E2M1 there, 1, as its ulp; so in other binades.
 MAGNIFIED = 2.0**22
 # Subtracting from 1.5 * 2^22 rounds to multiples of 1/2, to nearest even.
@@ -98,15 +100,16 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
 def table_entry(
     scale_byte: Uint32, g: GlobalScale, recipe: Recipe
 ) -> tuple[Float32, Float32, Float32, Float32]:
-    """What depends on one E4M3 scale and the amax: m * 2^-14, m * 2^8, the weight of an estimated
-    error, and the largest block amax for which the short candidate applies.
+    """What depends on one E4M3 scale and the amax: m and m * 2^22, both times the packed form's
+    scale, the weight of an estimated error, and the largest block amax for which the short
+    candidate applies.
 
     m = min(fl(1 / fl(scale * fl(1 / S_enc))), FLT_MAX) as in block_multiplier; for an amax out of
     range the first number is m itself. The short candidate is out for subnormal and NaN scales, and
     for a saturated scale whose products pass 6.2; a block of zeros is always easy. The weight of
     scale 0 is 1: careful_sums decides such blocks.
     """
-    scale = ptx.e4m3_to_float(scale_byte)
+    scale = minifloat.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
     multiplier = ptx.min_nan(ptx.rcp(ptx.mul(scale, decode)), FP32_MAX)
     weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
@@ -118,9 +121,10 @@ def table_entry(
     )
     limit = ptx.select(careful, Float32(-1.0), limit)
     limit = ptx.select(scale_byte == Uint32(0), Float32(0.0), limit)
-    first = ptx.select(g.is_wild, multiplier, ptx.mul(multiplier, VALUE_SCALE))
+    form = packing()
+    first = ptx.select(g.is_wild, multiplier, ptx.mul(multiplier, form.scale))
     # Finite, for the sake of 0 * m in a block of zeros.
-    magnified = ptx.min_(ptx.mul(multiplier, VALUE_SCALE * MAGNIFIED), FP32_MAX)
+    magnified = ptx.min_(ptx.mul(multiplier, form.scale * MAGNIFIED), FP32_MAX)
     return first, magnified, weight, limit
 
 
@@ -151,21 +155,37 @@ def _round_magnified(magnified: Float32) -> Float32:
     return ptx.sub(shift, ptx.fma(magnified, -1.0 / MAGNIFIED, shift))
 
 
-def short_candidate(x: list[Float32], magnifier) -> tuple[list[Float32], list[Float32]]:
-    """Unsigned E2M1 values and deviations ``value - fl(|x|*m)``, both times 2^-14.
+def candidate_kind(wild: bool, dtype: str) -> str:
+    """Which of the functions below makes a candidate, "short" where no block needs "careful"."""
+    if packing().rounds:
+        return "converted"
+    return "literal" if wild else "careful" if dtype == "float32" else "short"
 
-    Five operations an element; needs products below 7.
+
+def converted_candidate(x: list[Float32], multiplier) -> tuple[list[Uint32], list[Float32]]:
+    """Packed E2M1 magnitudes and deviations ``value - fl(|x|*m)`` times the packed form's scale.
+
+    For every scale and input: a product beyond 6 or NaN becomes 6.
     """
+    products = [ptx.mul(ptx.abs_(element), multiplier) for element in x]
+    packed = packing().pack(products)
+    # Values kept for a rare exact comparison would fill the registers.
+    values = unpack_values([ptx.fresh(word) for word in packed])
+    return packed, [ptx.sub(v, p) for v, p in zip(values, products, strict=True)]
+
+
+def short_candidate(x: list[Float32], magnifier) -> tuple[list[Uint32], list[Float32]]:
+    """The same in five operations an element, rounded here; needs products below 7."""
     values, deviations = [], []
     for element in x:
         magnified = ptx.mul(ptx.abs_(element), magnifier)
         value = _round_magnified(magnified)
         values.append(value)
         deviations.append(ptx.fma(magnified, -1.0 / MAGNIFIED, value))
-    return values, deviations
+    return packing().pack(values), deviations
 
 
-def careful_candidate(x: list[Float32], multiplier) -> tuple[list[Float32], list[Float32]]:
+def careful_candidate(x: list[Float32], multiplier) -> tuple[list[Uint32], list[Float32]]:
     """The same for every scale and input: products are clamped to 6 (a NaN too) and rounded."""
     values, deviations = [], []
     for element in x:
@@ -173,16 +193,16 @@ def careful_candidate(x: list[Float32], multiplier) -> tuple[list[Float32], list
         value = _round_magnified(ptx.mul(ptx.min_(product, 6.0 * VALUE_SCALE), MAGNIFIED))
         values.append(value)
         deviations.append(ptx.sub(value, product))
-    return values, deviations
+    return packing().pack(values), deviations
 
 
-def literal_values(x: list[Float32], multiplier) -> list[Float32]:
-    """Unsigned E2M1 values times 2^-14 for an unscaled multiplier of any size."""
+def literal_candidate(x: list[Float32], multiplier) -> tuple[list[Uint32], None]:
+    """The same without deviations, for an unscaled multiplier of any size."""
     values = []
     for element in x:
         clamped = ptx.min_(ptx.mul(ptx.abs_(element), multiplier), 6.0)
         values.append(_round_magnified(ptx.mul(clamped, VALUE_SCALE * MAGNIFIED)))
-    return values
+    return packing().pack(values), None
 
 
 def sum_in_order(deviations: list[Float32], error: str) -> Float32:
@@ -216,27 +236,18 @@ def error_bound(weighted: Float32, base: Float32, error: str, rows: int) -> Floa
     the elements and a few more additions: 48 and 176 instead of 34 and 162. The constants below
     are larger than all that.
     """
-    many = 1.0 if rows == 1 else 16.0
+    many, scale = 1.0 if rows == 1 else 16.0, packing().scale
     if error == "mae":
-        return ptx.fma(base, many * VALUE_SCALE * 2.0**-13, ptx.mul(weighted, 2.0**-17))
+        return ptx.fma(base, many * scale * 2.0**-13, ptx.mul(weighted, 2.0**-17))
     square = ptx.mul(base, base)
-    return ptx.fma(square, many * VALUE_SCALE**2 * 2.0**-14, ptx.mul(weighted, 2.0**-15))
-
-
-def pack_values(values: list[Float32]) -> list[Uint32]:
-    """Four words of E5M2 bytes: elements 0 2 4 6, 1 3 5 7, 8 10 12 14, 9 11 13 15."""
-    return [ptx.e5m2_quad(*(values[first + 2 * i] for i in range(4))) for first in (0, 1, 8, 9)]
+    return ptx.fma(square, many * scale**2 * 2.0**-14, ptx.mul(weighted, 2.0**-15))
 
 
 def unpack_values(packed: list[Uint32]) -> list[Float32]:
-    """The 16 values (times 2^-14) of pack_values."""
-    values = [None] * BLOCK
-    for first, word in zip((0, 1, 8, 9), packed, strict=True):
-        zero = Uint32(0)
-        low = ptx.halves_to_float(ptx.prmt(word, zero, 0x1404))
-        high = ptx.halves_to_float(ptx.prmt(word, zero, 0x3424))
-        for i, value in enumerate((*low, *high)):
-            values[first + 2 * i] = value
+    """The 16 values that were packed."""
+    form, values = packing(), [None] * BLOCK
+    for i, (low, high) in enumerate(form.elements):
+        values[low], values[high] = ptx.halves_to_float(form.halves(packed, i))
     return values
 
 
@@ -245,21 +256,21 @@ def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, sca
 
     Their errors are then equal. A value (2 bits) times a scale (4 bits) is exact in fp16.
     """
-    pairs = [ptx.half_pair(scale) for scale in (scale6, scale4)]
-    zero, differing = Uint32(0), Uint32(0)
-    for word6, word4 in zip(packed6, packed4, strict=True):
-        for selector in (0x1404, 0x3424):
-            products = [
-                ptx.mul_f16x2(ptx.and_(ptx.prmt(word, zero, selector), 0x7FFF7FFF), pair)
-                for word, pair in zip((word6, word4), pairs, strict=True)
-            ]
-            # differing | (a ^ b)
-            differing = ptx.lop3(differing, *products, 0xF6)
+    pairs = [ptx.half_pair(scale, scale) for scale in (scale6, scale4)]
+    form, differing = packing(), Uint32(0)
+    rows = len(packed6) // form.words
+    for i in range(rows * len(form.elements)):
+        products = [
+            ptx.mul_f16x2(ptx.and_(form.halves(packed, i), 0x7FFF7FFF), pair)
+            for packed, pair in zip((packed6, packed4), pairs, strict=True)
+        ]
+        # differing | (a ^ b)
+        differing = ptx.lop3(differing, *products, 0xF6)
     return differing
 
 
 def short_decode(scale: Float32, g: GlobalScale, recipe: Recipe) -> tuple[Float32, Boolean]:
-    """What a value times 2^-14 is multiplied by to decode it, and whether that is exact.
+    """What a packed value is multiplied by to decode it, and whether that is exact.
 
     If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u,
     then fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
@@ -267,7 +278,7 @@ def short_decode(scale: Float32, g: GlobalScale, recipe: Recipe) -> tuple[Float3
     unit = divide_by(ptx.mul(scale, g.amax), 6.0 * recipe.bound)
     half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * recipe.bound)
     spare = ptx.and_(ptx.bits(unit), 3) == Uint32(0)
-    return ptx.mul(unit, 1.0 / VALUE_SCALE), spare & (half_more == ptx.mul(unit, 1.5))
+    return ptx.mul(unit, 1.0 / packing().scale), spare & (half_more == ptx.mul(unit, 1.5))
 
 
 def short_error(x: list[Float32], values: list[Float32], unit: Float32, error: str) -> Float32:
@@ -288,34 +299,34 @@ def exact_error(
 ) -> Float32:
     """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.
 
-    fl(q*s) is exact, and the factor 2^-14 of values passes through it and through the product
+    fl(q*s) is exact, and the factor of packed values passes through it and through the product
     with G, which stays in the normal range unless wild.
     """
-    divisor = 6.0 * recipe.bound
+    divisor, unscale = 6.0 * recipe.bound, 1.0 / packing().scale
     deviations = []
     for element, value in zip(x, values, strict=True):
         if wild:
-            product = ptx.mul(ptx.mul(ptx.mul(value, 1.0 / VALUE_SCALE), scale), g.amax)
+            product = ptx.mul(ptx.mul(ptx.mul(value, unscale), scale), g.amax)
             decoded = divide_any(product, divisor)
         else:
             product = ptx.mul(ptx.mul(value, scale), g.amax)
-            decoded = divide_by(product, divisor, 1.0 / VALUE_SCALE)
+            decoded = divide_by(product, divisor, unscale)
         deviations.append(ptx.sub(ptx.abs_(decoded), ptx.abs_(element)))
     return sum_in_order(deviations, recipe.error)
 
 
-def magnitude_word(even: Uint32, odd: Uint32) -> Uint32:
-    """Eight E2M1 codes without signs, a nibble each, from their E5M2 bytes."""
-    return ptx.bit_select(0x0F0F0F0F, ptx.shr(even, 1), ptx.shl(odd, 3))
-
-
-def pack_codes(even: Uint32, odd: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:
-    """Eight E2M1 codes from their E5M2 bytes and the signs in bits 3 and 7 that the mask keeps."""
-    return ptx.lop3(magnitude_word(even, odd), signs, sign_mask, 0xF8)
+def signed_codes(magnitudes: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:
+    """Eight E2M1 codes from their magnitudes and the signs in bits 3 and 7 that the mask keeps."""
+    return ptx.lop3(magnitudes, signs, sign_mask, 0xF8)
 
 
 def decode_codes(word: Uint32) -> list[Float32]:
-    """The 8 values of a word of codes, exact: code bits are those of fp16 times 2^-14."""
+    """The 8 values of a word of codes, exact.
+
+    Without an instruction for it: code bits are those of fp16 times 2^-14.
+    """
+    if target.has_e2m1():
+        return [v for i in range(4) for v in ptx.halves_to_float(ptx.e2m1_to_halves(word, i))]
     values = [None] * 8
     for i in range(4):
         magnitudes = ptx.shl(word, 9 - 4 * i) if i < 3 else ptx.shr(word, 3)
@@ -363,7 +374,7 @@ def larger_magnitude(a: Uint32, b: Uint32, dtype: str) -> Uint32:
     if dtype == "float32":
         larger = ptx.max_nan(ptx.abs_(ptx.from_bits(a)), ptx.abs_(ptx.from_bits(b)))
         return ptx.bits(larger)
-    return ptx.max_bf16x2(a, b)
+    return minifloat.larger_bf16x2(a, b)
 
 
 def max_magnitude(raw: list[Uint32], dtype: str) -> Float32:
@@ -398,14 +409,14 @@ def bf16_of_codes(magnitudes: Uint32) -> list[Uint32]:
 def operand_words(
     packed: list[Uint32], scale: Float32, raw: list[Uint32], dtype: str
 ) -> list[Uint32]:
-    """Eight words of bf16 code * scale (exact) from the values of pack_values and x's signs.
+    """Eight words of bf16 code * scale (exact) from packed values and x's signs.
 
     A NaN scale makes every element NaN, as code 7 times NaN is.
     """
     decode = ptx.bf16_pair(scale, scale)
-    values = []
-    for even, odd in (packed[:2], packed[2:]):
-        magnitudes = magnitude_word(even, odd)
+    form, values = packing(), []
+    for side in range(2):
+        magnitudes = form.codes(packed, side)
         values += bf16_of_codes(magnitudes) + bf16_of_codes(ptx.shr(magnitudes, 16))
     words = []
     for i, value in enumerate(values):

@@ -11,12 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-# Where compiled and checked. E4M3 and E5M2 conversions need 8.9.
+# Where compiled, and where the PTX was checked for its kind: without conversions to 8 bits (below
+# 8.9), with them, with those to 4 bits (from 10.0). bf16 pairs need 8.0.
 ARCHITECTURES = {
+    (8, 0): "sm_80",
+    (8, 6): "sm_86",
     (8, 9): "sm_89",
     (9, 0): "sm_90a",
     (10, 0): "sm_100a",
     (10, 3): "sm_103a",
+    (12, 0): "sm_120a",
 }
 _DTYPES = (torch.bfloat16, torch.float32)
 

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from fos_rl.kernels import arithmetic, ptx
+from fos_rl.kernels import arithmetic, minifloat, ptx
 
 THREADS = 256
 
@@ -57,7 +57,7 @@ def decode(
     step = Int64(ctas) * THREADS
     while piece < count:
         word = ptx.load_codes(codes_at + piece * (8 // pieces), 8 // pieces)
-        scale = ptx.e4m3_to_float(ptx.load_byte(scales_at + piece // pieces))
+        scale = minifloat.e4m3_to_float(ptx.load_byte(scales_at + piece // pieces))
         if const_expr(plan.what == "value"):
             group = Int64(0)
             if const_expr(plan.many):

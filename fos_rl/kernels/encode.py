@@ -2,7 +2,7 @@
 
 The common case takes the short candidate and decides by estimated errors; a warp in which some
 block needs more care (subnormal scales, an undecided choice) repeats that step exactly. Both
-are branches a whole warp takes together.
+are branches a whole warp takes together. Where an instruction rounds to E2M1, scales need no care.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Uint32, const_expr, range_constexpr
 
-from fos_rl.kernels import arithmetic, ptx
+from fos_rl.kernels import arithmetic, minifloat, ptx
 from fos_rl.kernels.arithmetic import GlobalScale, Recipe
+from fos_rl.kernels.packed import packing
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,21 @@ def _candidates(raw, rows, recipe, entries, kind):
     totals = [None for _ in entries]
     for row in range(rows):
         words = segment(raw, row, recipe)
-        if kind != "short":
+        if kind in ("careful", "literal"):
             if row:
                 ptx.keep_branch()
             words = [ptx.fresh(word) for word in words]
         x = arithmetic.widen(words, recipe.dtype)
         for i, (multiplier, magnifier) in enumerate(entries):
-            deviations = None
-            if kind == "short":
-                values, deviations = arithmetic.short_candidate(x, magnifier)
+            if kind == "converted":
+                made, deviations = arithmetic.converted_candidate(x, multiplier)
+            elif kind == "short":
+                made, deviations = arithmetic.short_candidate(x, magnifier)
             elif kind == "careful":
-                values, deviations = arithmetic.careful_candidate(x, multiplier)
+                made, deviations = arithmetic.careful_candidate(x, multiplier)
             else:
-                values = arithmetic.literal_values(x, multiplier)
-            packed[i] += arithmetic.pack_values(values)
+                made, deviations = arithmetic.literal_candidate(x, multiplier)
+            packed[i] += made
             if recipe.method == "standard" or deviations is None:
                 continue
             estimated = arithmetic.estimate(deviations, recipe.error)
@@ -88,7 +90,7 @@ def _exact_errors(raw, packed, holding, recipe, scales, g, wild, units=None):
 
     units are short_decode's, where all lanes may use them.
     """
-    rows = holding.rows
+    rows, count = holding.rows, packing().words
     row_errors = [[] for _ in scales]
     for row in range(rows):
         if row:
@@ -96,7 +98,7 @@ def _exact_errors(raw, packed, holding, recipe, scales, g, wild, units=None):
         words = [ptx.fresh(word) for word in segment(raw, row, recipe)]
         x = arithmetic.widen(words, recipe.dtype)
         for candidate, scale in enumerate(scales):
-            words = read(packed, (candidate * rows + row) * 4, 4)
+            words = read(packed, (candidate * rows + row) * count, count)
             values = arithmetic.unpack_values(words)
             if units is not None:
                 error = arithmetic.short_error(x, values, units[candidate], recipe.error)
@@ -125,7 +127,7 @@ def _entry(table, offset, g: GlobalScale, has_table: bool, recipe: Recipe):
 
 def scale_of(entry: Uint32) -> Float32:
     """fp32 of the scale whose table entry starts at that offset."""
-    return ptx.e4m3_to_float(ptx.shr(entry, 4))
+    return minifloat.e4m3_to_float(ptx.shr(entry, 4))
 
 
 def careful_sums(sums, entry6: Uint32):
@@ -177,7 +179,7 @@ def encode(
     recipe: cutlass.Constexpr,
 ):
     """Fill out: two words of codes for each of this thread's rows, the scale byte, and the packed
-    values of the chosen candidate, 4 words a row.
+    values of the chosen candidate.
 
     raw holds rows runs of 16 elements of one block, block_max its amax. scaling is (table, amax,
     encode_scale, four): a table in shared memory and what global_scale says of its amax. wild says
@@ -186,10 +188,11 @@ def encode(
     """
     table, amax, encode_scale, four = scaling
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
-    rows = const_expr(holding.rows)
+    rows, form = const_expr(holding.rows), const_expr(packing())
+    count = const_expr(form.words * rows)
     two = const_expr(recipe.method == "four_over_six")
     base = arithmetic.unrounded_scale(block_max, g, recipe, wild)
-    pair = ptx.e4m3_pair(base, ptx.mul(base, four))
+    pair = minifloat.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
     *multipliers6, weight6, limit = _entry(table, entry6, g, has_table, recipe)
@@ -199,12 +202,12 @@ def encode(
         *multipliers4, weight4, limit4 = _entry(table, entry4, g, has_table, recipe)
         entries = [multipliers6, multipliers4]
         limit = ptx.min_(limit, limit4)
-    packed = cute.make_rmem_tensor(8 * rows, Uint32)
+    packed = cute.make_rmem_tensor(2 * count, Uint32)
     totals = cute.make_rmem_tensor(2, Float32)
     sign_mask = cute.make_rmem_tensor(1, Uint32)
 
-    if const_expr(wild or recipe.dtype == "float32"):
-        kind = "literal" if wild else "careful"
+    kind = const_expr(arithmetic.candidate_kind(wild, recipe.dtype))
+    if const_expr(kind != "short"):
         words, sums = _candidates(raw, rows, recipe, entries, kind)
         write(packed, 0, words)
         write(totals, 0, careful_sums(sums, entry6))
@@ -224,7 +227,7 @@ def encode(
             sign_mask[0] = Uint32(0x88888888)
 
     byte = pair
-    chosen = read(packed, 0, 4 * rows)
+    chosen = read(packed, 0, count)
     if const_expr(two):
         weighted6 = ptx.mul(weight6, totals[0])
         delta = cute.make_rmem_tensor(1, Float32)
@@ -239,7 +242,7 @@ def encode(
             ptx.keep_branch()
             scales = (scale_of(entry6), scale_of(entry4))
             difference = arithmetic.decoded_difference(
-                read(packed, 0, 4 * rows), read(packed, 4 * rows, 4 * rows), *scales
+                read(packed, 0, count), read(packed, count, count), *scales
             )
             for lanes in holding.lanes:
                 difference = ptx.or_(difference, ptx.shuffle_xor(difference, lanes))
@@ -267,13 +270,13 @@ def encode(
                         write_choice(delta, undecided, errors)
         take4 = delta[0] < Float32(0.0)
         byte = ptx.select(take4, ptx.shr(pair, 8), pair)
-        chosen = [ptx.select(take4, packed[4 * rows + i], packed[i]) for i in range(4 * rows)]
+        chosen = [ptx.select(take4, packed[count + i], packed[i]) for i in range(count)]
     for row in range_constexpr(rows):
         words = segment(raw, row, recipe)
         half = len(words) // 2
         for side in range_constexpr(2):
             signs = arithmetic.sign_word(words[half * side : half * (side + 1)], recipe.dtype)
-            even, odd = chosen[4 * row + 2 * side], chosen[4 * row + 2 * side + 1]
-            out[2 * row + side] = arithmetic.pack_codes(even, odd, signs, sign_mask[0])
+            magnitudes = form.codes(chosen[form.words * row : form.words * (row + 1)], side)
+            out[2 * row + side] = arithmetic.signed_codes(magnitudes, signs, sign_mask[0])
     out[2 * rows] = byte
     write(out, 2 * rows + 1, chosen)

@@ -136,7 +136,12 @@ def min_nan(a, b) -> Float32:
     return _emit("min.NaN.f32 {0}, {1}, {2};", (Float32,), (_f(a), _f(b)))
 
 
-def max_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+def max_nan_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    """Per half the larger; NaN if either is NaN."""
+    return _emit("max.NaN.bf16x2 {0}, {1}, {2};", (Uint32,), (a, b))
+
+
+def max_abs_bf16x2(a: Uint32, b: Uint32) -> Uint32:
     """Per half the larger magnitude (its sign bit is an xor of signs), NaN if either is NaN."""
     return _emit("max.NaN.xorsign.abs.bf16x2 {0}, {1}, {2};", (Uint32,), (a, b))
 
@@ -235,14 +240,43 @@ def e5m2_quad(a: Float32, b: Float32, c: Float32, d: Float32) -> Uint32:
     )
 
 
+def e2m1_word(*values: Float32) -> Uint32:
+    """E2M1 codes of eight fp32, the first lowest: nearest even, saturating at 6, NaN 7."""
+    return _emit(
+        "{{\n.reg .b8 b0, b1, b2, b3;\n"
+        "cvt.rn.satfinite.e2m1x2.f32 b0, {2}, {1};\n"
+        "cvt.rn.satfinite.e2m1x2.f32 b1, {4}, {3};\n"
+        "cvt.rn.satfinite.e2m1x2.f32 b2, {6}, {5};\n"
+        "cvt.rn.satfinite.e2m1x2.f32 b3, {8}, {7};\n"
+        "mov.b32 {0}, {{b0, b1, b2, b3}};\n}}",
+        (Uint32,),
+        values,
+    )
+
+
+def e2m1_to_halves(word: Uint32, i: int) -> Uint32:
+    """The two fp16 of the E2M1 codes in byte i of word, low nibble first.
+
+    Not by ``mov.b32 {b0, b1, b2, b3}``, of which the ptxas in nvidia-cutlass-dsl 4.8.1 crashes
+    where word was loaded as two bytes.
+    """
+    return _emit(
+        "{{\n.reg .b8 byte;\n.reg .b32 low;\n"
+        f"shr.u32 low, {{1}}, {8 * i};\n"
+        "cvt.u8.u32 byte, low;\ncvt.rn.f16x2.e2m1x2 {0}, byte;\n}}",
+        (Uint32,),
+        (word,),
+    )
+
+
 def bf16_pair(low: Float32, high: Float32) -> Uint32:
     """bf16 of two fp32, nearest even, low in bits 0..15."""
     return _emit("cvt.rn.bf16x2.f32 {0}, {1}, {2};", (Uint32,), (high, low))
 
 
-def half_pair(a: Float32) -> Uint32:
-    """a, rounded to fp16, in both halves of a word."""
-    return _emit("cvt.rn.f16x2.f32 {0}, {1}, {2};", (Uint32,), (a, a))
+def half_pair(low: Float32, high: Float32) -> Uint32:
+    """fp16 of two fp32, nearest even, low in bits 0..15."""
+    return _emit("cvt.rn.f16x2.f32 {0}, {1}, {2};", (Uint32,), (high, low))
 
 
 def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:

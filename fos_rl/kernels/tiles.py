@@ -6,9 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from fos_rl.kernels import arithmetic, ptx
+from fos_rl.kernels import arithmetic, minifloat, ptx
 from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES, Recipe
 from fos_rl.kernels.encode import encode, read, words_per_block, write
+from fos_rl.kernels.packed import packing
 
 # Of an SM's memory for shared memory, of which the tables need little; the rest is L1 cache.
 SHARED_PERCENT = 20
@@ -177,8 +178,8 @@ def _store(out, row: int, rows: int, block: Int32, at: tuple, raw, job: Job) -> 
     if job.output.operand:
         count = words_per_block(job.recipe)
         words = arithmetic.operand_words(
-            read(out, 2 * rows + 1 + 4 * row, 4),
-            ptx.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
+            read(out, 2 * rows + 1 + packing().words * row, packing().words),
+            minifloat.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
             read(raw, row * count, count),
             job.recipe.dtype,
         )
@@ -205,7 +206,7 @@ def encode_and_store(
     scaling is (table, amax, encode_scale, four), at what ``addresses`` returns.
     """
     rows = const_expr(holding.rows)
-    out = cute.make_rmem_tensor(6 * rows + 1, Uint32)
+    out = cute.make_rmem_tensor((2 + packing().words) * rows + 1, Uint32)
     encode(raw, out, block_max, scaling, wild, job.plan.table, holding, job.recipe)
     if is_mine:
         for row in range_constexpr(rows):

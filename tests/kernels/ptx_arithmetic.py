@@ -90,6 +90,22 @@ def _minifloat_pair(mantissa: int, bias: int, largest: float) -> Callable:
     return operation
 
 
+def to_e2m1(x: np.ndarray) -> np.ndarray:
+    """Codes of x in E2M1: to nearest even, saturating, NaN as 7."""
+    magnitude = to_minifloat(np.abs(x), 1, 1, 6.0) & 7
+    return magnitude | (np.signbit(x) & ~np.isnan(x)).astype(np.uint8) << 3
+
+
+def _e2m1_pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return to_e2m1(_as(np.float32, high)) << 4 | to_e2m1(_as(np.float32, low))
+
+
+def _e2m1_pair_to_halves(pair: np.ndarray) -> np.ndarray:
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float16)
+    words = np.concatenate((values, -values)).view(np.uint16).astype(np.uint32)
+    return words[pair & 15] | words[pair >> 4 & 15] << np.uint32(16)
+
+
 def from_e4m3(byte: np.ndarray) -> np.ndarray:
     exponent, fraction = (byte >> 3) & 15, (byte & 7).astype(np.float64)
     value = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10.0), fraction * 2.0**-9)
@@ -135,15 +151,24 @@ def _fma_bf16_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return out
 
 
-def _max_abs_bf16_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    out = np.zeros(len(a), np.uint32)
-    for shift in (0, 16):
-        x, y = ((v.astype(np.uint32) >> shift) & 0xFFFF for v in (a, b))
-        sign = (x ^ y) & 0x8000
-        x, y = x & 0x7FFF, y & 0x7FFF
-        half = np.where((x > 0x7F80) | (y > 0x7F80), 0x7FFF, np.maximum(x, y) | sign)
-        out |= half.astype(np.uint32) << np.uint32(shift)
-    return out
+def _max_bf16_pair(by_magnitude: bool) -> Callable:
+    """Halves of larger value; or of larger magnitude, with the xor of both signs."""
+
+    def operation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        out = np.zeros(len(a), np.uint32)
+        for shift in (0, 16):
+            x, y = ((v.astype(np.uint32) >> shift) & 0xFFFF for v in (a, b))
+            sign = (x ^ y) & 0x8000 if by_magnitude else 0
+            if by_magnitude:
+                x, y = x & 0x7FFF, y & 0x7FFF
+            # Negative bits ordered as their values are, -0 below 0.
+            keys = (np.where(v & 0x8000, 0x7FFF - v.astype(np.int64), v) for v in (x, y))
+            half = np.where(np.greater(*keys), x, y) | sign
+            is_nan = (x & 0x7FFF > 0x7F80) | (y & 0x7FFF > 0x7F80)
+            out |= np.where(is_nan, 0x7FFF, half).astype(np.uint32) << np.uint32(shift)
+        return out
+
+    return operation
 
 
 def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
@@ -241,6 +266,7 @@ def _register() -> None:
     OPERATIONS["cvt.u64.u32"] = lambda a: a.astype(np.uint32).astype(np.uint64)
     OPERATIONS["cvt.u32.u64"] = lambda a: a.astype(np.uint32)
     OPERATIONS["cvt.u32.u16"] = lambda a: a.astype(np.uint16).astype(np.uint32)
+    OPERATIONS["cvt.u8.u32"] = lambda a: a.astype(np.uint8)
     OPERATIONS["cvt.u16.u32"] = lambda a: a.astype(np.uint16)
     OPERATIONS["cvt.f64.f32"] = lambda a: _bits(_as(f32, a).astype(f64))
     OPERATIONS["cvt.rn.f32.f64"] = lambda a: _bits(_as(f64, a).astype(f32))
@@ -251,8 +277,11 @@ def _register() -> None:
     OPERATIONS["fma.rn.bf16x2"] = _fma_bf16_pairs
     OPERATIONS["cvt.rn.satfinite.e4m3x2.f32"] = _minifloat_pair(3, 7, 448.0)
     OPERATIONS["cvt.rn.satfinite.e5m2x2.f32"] = _minifloat_pair(2, 15, 57344.0)
+    OPERATIONS["cvt.rn.satfinite.e2m1x2.f32"] = _e2m1_pair
+    OPERATIONS["cvt.rn.f16x2.e2m1x2"] = _e2m1_pair_to_halves
     OPERATIONS["cvt.rn.f16x2.e4m3x2"] = _e4m3_pair_to_halves
-    OPERATIONS["max.NaN.xorsign.abs.bf16x2"] = _max_abs_bf16_pair
+    OPERATIONS["max.NaN.bf16x2"] = _max_bf16_pair(by_magnitude=False)
+    OPERATIONS["max.NaN.xorsign.abs.bf16x2"] = _max_bf16_pair(by_magnitude=True)
 
 
 _register()

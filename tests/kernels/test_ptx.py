@@ -1,6 +1,6 @@
 """What can be checked of the kernels without a GPU: their PTX, its arithmetic, and their SASS.
 
-The PTX of sm_90a and sm_100a is run on numpy and compared with the reference, byte for byte.
+The PTX of each kind of architecture is run on numpy and compared with the reference, byte for byte.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import pytest
 import torch
 from kernel_data import KINDS, make, run_decoder, run_group_amax, run_quantizer
 
-from fos_rl.kernels.availability import missing_package
+from fos_rl.kernels.availability import ARCHITECTURES, missing_package
 from fos_rl.quant import (
     exact_operand,
     four_over_six_quantize,
@@ -58,6 +58,12 @@ KERNELS = {
         (128, "given", "", 6, True),
         0,
     ),
+    "columns_square_fp32": (
+        "columnwise_square",
+        ("float32", "four_over_six", "mse", 256),
+        (128, "given", "", 3, True),
+        0,
+    ),
     "blocks": (
         "blocks",
         ("bfloat16", "four_over_six", "mse", 448),
@@ -77,6 +83,13 @@ KERNELS = {
         2,
     ),
 }
+# The arguments of signatures.decode.
+DECODERS = {
+    "decode": ("value", 256, "bfloat16", True),
+    "decode_operand_fp32": ("operand", 448, "float32", False),
+}
+# Without conversions to 8 bits, with them, and with those to 4 bits.
+ARCHS = ("sm_80", "sm_90a", "sm_100a")
 FINDS_AMAX = ("rowwise", "rows", "parts")
 BOTH = (True, True)
 
@@ -91,8 +104,8 @@ def compiled(tmp_path_factory):
 
     def compile_once(name: str, arch: str) -> tuple[str, Path]:
         if (name, arch) not in found:
-            if name.startswith("decode"):
-                kernel, constants = "decode", ("value", 256, "bfloat16", True)
+            if name in DECODERS:
+                kernel, constants = "decode", DECODERS[name]
             elif name.startswith("group_amax"):
                 kernel, constants = "group_amax", (name.removeprefix("group_amax_"), 64)
             else:
@@ -117,46 +130,50 @@ def _reference(name: str, x: torch.Tensor):
     )
 
 
-# Every kernel for Hopper; for Blackwell one of a tensor's amax and one of a row's stand for all.
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [*((name, "sm_90a") for name in KERNELS), ("flat", "sm_100a"), ("rowwise", "sm_100a")],
-)
+def _assert_same(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
+    """Equal bits in every matrix of the stack of KINDS, any NaN being equal to any other."""
+    bits = torch.from_numpy(found.view(f"i{found.itemsize}"))
+    same = bits == expected.contiguous().view(bits.dtype)
+    if expected.is_floating_point() and expected.itemsize > 1:
+        same |= bits.view(expected.dtype).isnan() & expected.isnan()
+    wrong = {kind: int((~part).sum()) for kind, part in zip(KINDS, same, strict=True)}
+    wrong = {kind: count for kind, count in wrong.items() if count}
+    assert not wrong, f"{what} differ, of {same[0].numel()}: {wrong}"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_ptx_gives_the_reference(compiled, name: str, arch: str) -> None:
     layout, (dtype, *_), (threads, *_), share = KERNELS[name]
     text, _ = compiled(name, arch)
     generator = torch.Generator().manual_seed(7)
-    for kind in KINDS:
-        # Rows of 6 blocks, seven in a CTA; of 36, for two CTAs of 32 threads each.
-        x = make(kind, (48, 576 if layout == "parts" else 96), getattr(torch, dtype), generator)
-        expected = _reference(name, x)
-        amax = expected.global_amax
-        amax = torch.zeros_like(amax) if layout in FINDS_AMAX else amax
-        codes, scale, found_amax, operand = run_quantizer(text, layout, threads, share, x, amax)
-        wrong = (codes != expected.codes.numpy()).sum()
-        assert wrong == 0, f"{kind}: codes differ in {wrong} of {codes.size} bytes"
-        wrong = (scale != expected.block_scale.view(torch.uint8).numpy()).sum()
-        assert wrong == 0, f"{kind}: scales differ in {wrong} of {scale.size} bytes"
-        assert np.array_equal(found_amax, expected.global_amax.numpy(), equal_nan=True), kind
-        exact = exact_operand(expected, backend="reference")
-        found = torch.from_numpy(operand.view(np.int16)).view(torch.bfloat16)
-        same = (found.view(torch.int16) == exact.view(torch.int16)) | (
-            found.isnan() & exact.isnan()
-        )
-        assert same.all(), f"{kind}: operands differ in {(~same).sum()} of {same.numel()}"
+    # Rows of 6 blocks, seven in a CTA; of 36, for two CTAs of 32 threads each.
+    shape = (16 if layout in FINDS_AMAX else 48, 576 if layout == "parts" else 96)
+    x = torch.stack([make(kind, shape, getattr(torch, dtype), generator) for kind in KINDS])
+    expected = _reference(name, x)
+    amax = expected.global_amax
+    amax = torch.zeros_like(amax) if layout in FINDS_AMAX else amax
+    codes, scale, amax, operand = run_quantizer(text, layout, threads, share, x, amax)
+    _assert_same(codes, expected.codes, "codes")
+    _assert_same(scale, expected.block_scale, "scales")
+    _assert_same(amax, expected.global_amax, "amaxes")
+    _assert_same(operand, exact_operand(expected, backend="reference"), "operands")
 
 
-def test_decoding_ptx_gives_the_reference(compiled) -> None:
-    text, _ = compiled("decode", "sm_90a")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoding_ptx_gives_the_reference(compiled, name: str, arch: str) -> None:
+    what, bound, dtype, _ = DECODERS[name]
+    text, _ = compiled(name, arch)
     generator = torch.Generator().manual_seed(3)
-    for kind in ("normal", "wide", "huge", "subnormal", "nan"):
-        x = make(kind, (32, 96), torch.bfloat16, generator)
-        t = four_over_six_quantize(x, row_scaled=True, backend="reference")
-        found = run_decoder(text, t.codes, t.block_scale, t.global_amax, 2)
-        values = torch.from_numpy(found.view(np.int16).reshape(32, 96)).view(torch.bfloat16)
-        expected = nvfp4_dequantize(t, torch.bfloat16, backend="reference")
-        same = values.view(torch.int16) == expected.view(torch.int16)
-        assert (same | (values.isnan() & expected.isnan())).all(), kind
+    x = torch.cat([make(kind, (16, 96), torch.bfloat16, generator) for kind in KINDS])
+    t = four_over_six_quantize(x, e4m3_scale_bound=bound, row_scaled=True, backend="reference")
+    out = getattr(torch, dtype)
+    found = run_decoder(text, t.codes, t.block_scale, t.global_amax, out.itemsize)
+    decoder = nvfp4_dequantize if what == "value" else exact_operand
+    expected = decoder(t, out, backend="reference").reshape(len(KINDS), 16, 96)
+    found = found.view(f"i{out.itemsize}").reshape(expected.shape)
+    _assert_same(found, expected, "values")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -171,25 +188,29 @@ def test_group_amax_ptx_gives_the_reference(compiled, dtype: str) -> None:
         assert np.array_equal(found, group_amax(x, group, 4).numpy(), equal_nan=True), kind
 
 
-def test_roundings_are_pinned_in_the_ptx(compiled) -> None:
+def _conversions(capability: tuple[int, int]) -> set[str]:
+    """Those to and from small formats that a quantizing kernel has on an architecture."""
+    if capability < (8, 9):
+        return set()
+    e4m3 = {"cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.f16x2.e4m3x2"}
+    if capability < (10, 0):
+        return e4m3 | {"cvt.rn.satfinite.e5m2x2.f32"}
+    return e4m3 | {"cvt.rn.satfinite.e2m1x2.f32", "cvt.rn.f16x2.e2m1x2"}
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES, ids=ARCHITECTURES.values())
+def test_roundings_are_pinned_in_the_ptx(compiled, capability: tuple[int, int]) -> None:
     """No approximate or flushing instruction, and arithmetic only with an explicit rounding."""
-    for arch in ("sm_90a", "sm_100a"):
-        text, _ = compiled("flat", arch)
-        assert f".target {arch}" in text
-        assert not re.findall(r"\b(?:fma|mul|add|sub|div|rcp|sqrt)\.(?:approx|full|ftz)\S*", text)
-        assert not re.findall(r"\.ftz", text)
-        loose = set(re.findall(r"\b(?:add|sub|mul|fma|mad|div)\.f32", text))
-        assert not loose, f"contractible instructions {loose}"
-        for instruction in (
-            "cvt.rn.satfinite.e4m3x2.f32",
-            "cvt.rn.satfinite.e5m2x2.f32",
-            "div.rn.f32",
-            "rcp.rn.f32",
-            "fma.rn.f32",
-            "mul.rn.f32",
-            "add.rn.f32",
-        ):
-            assert instruction in text, instruction
+    arch = ARCHITECTURES[capability]
+    text, _ = compiled("flat", arch)
+    assert f".target {arch}" in text
+    assert not re.findall(r"\b(?:fma|mul|add|sub|div|rcp|sqrt)\.(?:approx|full|ftz)\S*", text)
+    assert not re.findall(r"\.ftz", text)
+    loose = set(re.findall(r"\b(?:add|sub|mul|fma|mad|div)\.f32", text))
+    assert not loose, f"contractible instructions {loose}"
+    assert set(re.findall(r"cvt\.\S*e[245]m[123]\S*", text)) == _conversions(capability)
+    for instruction in ("div.rn.f32", "rcp.rn.f32", "fma.rn.f32", "mul.rn.f32", "add.rn.f32"):
+        assert instruction in text, instruction
 
 
 def _disassembler() -> Path | None:
