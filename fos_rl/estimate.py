@@ -7,10 +7,11 @@ width times the experts a token goes through, V = vocab_size and T = the tokens 
     + T layers c (12 h + 5 f)                   what autograd keeps
     + 16 V log_prob_chunk_tokens                four fp32 arrays of logits
 
-and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. On a GPU, 1.4 times
-that: the allocator's reserve, workspaces and the graphs. Trainer plus generator against measured
-peaks, SmolLM2-135M: 5.9 + 1.8 against 5.2 + 2.3 GiB in fp32 on a CPU (experiments/laptop, MXFP8);
-on an H200 35 in all against 28 (experiments/dapo_h200, bf16) and 43 against 42 (dapo_h200_moe).
+and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. On a GPU it is
+1.4 times that, for the allocator's reserve, workspaces and graphs. Against measured peaks,
+SmolLM2-135M, trainer and generator: 5.9 + 1.8 GiB for 5.2 + 2.3 in fp32 on a CPU
+(experiments/laptop, MXFP8); on an H200 35 in all for 28 (experiments/dapo_h200, bf16) and 43 for 42
+(experiments/dapo_h200_moe).
 
 Time of a step is the mean of the study's own steps that are already on disk, of the same arm where
 there are some. Before the first it is

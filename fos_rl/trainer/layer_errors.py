@@ -15,8 +15,8 @@ from fos_rl.model.decoder import Decoder
 from fos_rl.model.matmul import fp32_matmul
 from fos_rl.quant.grouped_gemm import group_spans
 
-MAX_TOKENS = 1024
-"""Enough for an error to two digits, and less than a micro-batch to compute."""
+MAX_TOKENS = 128
+"""Enough for an error to two digits, and little beside a micro-batch even on a CPU."""
 
 
 @torch.no_grad()

@@ -117,8 +117,7 @@ class GrpoTrainer:
 
     def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
         """Relative error of each layer's quantized products: `layer_errors` of the first tokens."""
-        limit = min(MAX_TOKENS, self.config.microbatch_tokens)
-        sequences = first_tokens(batch.token_ids, limit)
+        sequences = first_tokens(batch.token_ids, MAX_TOKENS)
         self._sequences.set([len(sequence) for sequence in sequences])
         if self.routing is not None:
             self.routing.recorded = None

@@ -184,12 +184,9 @@ def test_a_few_tokens_are_enough() -> None:
     assert [len(k) for k in first_tokens([np.arange(n) for n in lengths], 100)] == lengths
 
 
-@pytest.mark.parametrize(("microbatch_tokens", "most"), [(16384, MAX_TOKENS), (300, 300)])
-def test_no_more_tokens_than_a_microbatch_are_computed(
-    folder: Path, microbatch_tokens: int, most: int
-) -> None:
-    trainer = _trainer(folder, Mxfp8(), microbatch_tokens=microbatch_tokens)
+def test_only_the_first_tokens_are_computed(folder: Path) -> None:
+    trainer = _trainer(folder, Mxfp8())
     seen: list[int] = []
     trainer.decoder.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     trainer.layer_errors(_batch([700, 700]))
-    assert seen == [most]
+    assert seen == [MAX_TOKENS]
