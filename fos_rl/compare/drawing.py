@@ -16,10 +16,13 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator, SymmetricalLogLocator
 
-# Okabe and Ito's palette for colour-blind readers; its yellow is too pale on white.
-_COLOURS = ("#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Okabe and Ito's palette for colour-blind readers, with brown for a yellow that is too pale on
+# white. The numbers of colours and markers have no common factor, so that 56 arms differ.
+_COLOURS = (
+    "#1a1a1a", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a5a2b",
+)  # fmt: skip
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _MARKERS = "osD^vPX"
 INK, MUTED = "#222222", "#666666"
@@ -41,6 +44,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
 }
+_DECADES_SHOWN = 5  # labels that fit on an axis which reaches from 0 over many decades
 _WIDTH, _HEIGHT = 6.9, 4.3  # inches; the page shows two side by side
 
 Scale = Literal["linear", "log"]
@@ -177,13 +181,31 @@ def log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> N
     scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
     if (data <= 0).any():
         linear_below = float(positive.min())
-        scale("symlog", linthresh=linear_below, linscale=0.5)
+        scale("symlog", linthresh=linear_below, linscale=0.8)
+        locator = SymmetricalLogLocator(base=10, linthresh=linear_below)
+        locator.set_params(numticks=_DECADES_SHOWN)
+        axis.set_major_locator(locator)
         axis.set_major_formatter(LogFormatter(linthresh=linear_below))
+        # Next to nothing here is negative; a little room keeps what is at 0 off the edge.
+        limit = axes.set_xlim if which == "x" else axes.set_ylim
+        limit(-linear_below if (data < 0).any() else -0.3 * linear_below)
     else:
         # 6e-03 as text, where the default would draw a formula.
         scale("log")
         axis.set_major_formatter(LogFormatter())
         axis.set_minor_formatter(LogFormatter())
+
+
+def fit_lines(axes: Axes) -> None:
+    """Limit a y axis to its lines and some room, where a wide band would flatten them."""
+    lines = [np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()]
+    if not lines:
+        return
+    values = np.concatenate(lines)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    room = 0.6 * (high - low) or 0.1
+    shown = axes.get_ylim()
+    axes.set_ylim(max(shown[0], low - room), min(shown[1], high + room))
 
 
 def whole_steps(axes: Axes) -> None:

@@ -139,7 +139,8 @@ def _against_floor(arm: Arm) -> str:
         return f"{text} (the noise floor is 0)"
     if difference <= floor:
         return f"{text} (within the noise floor of {floor:.2g})"
-    return f"{text} ({difference / floor:.1f} times the noise floor)"
+    times = difference / floor
+    return f"{text} ({times:{'.1f' if times < 1000 else '.0e'}} times the noise floor)"
 
 
 def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[str]:

@@ -11,6 +11,7 @@ from fos_rl.compare.load import Arm, Run
 Window = Literal["first", "later", "late", "all"]
 Reduce = Literal["mean", "max"]
 Metrics = dict[str, float]
+MISMATCH_MEAN = "mismatch/log_prob_abs_diff/mean"
 
 
 def late_steps(steps: Sequence[Metrics]) -> Sequence[Metrics]:
@@ -22,8 +23,9 @@ def late_steps(steps: Sequence[Metrics]) -> Sequence[Metrics]:
 class Quantity:
     """A metric over a window of steps.
 
-    first: the first step that has it, before any update; later: the steps after that one;
-    late: the last quarter of the steps; all. Values are averaged, or their largest is taken.
+    first: the first step that has it, before any update, or for a figure of the mismatch the first
+    that has a mismatch at all; later: the steps after that one; late: the last quarter of the
+    steps; all. Values are averaged, or their largest is taken.
     """
 
     section: str
@@ -60,7 +62,10 @@ class Quantity:
             return late_steps(run.steps)
         if self.window == "all":
             return run.steps
-        measured = [m for m in run.steps if value_of(m, self.key) is not None]
+        key = self.key
+        if key.startswith("mismatch/") and any(MISMATCH_MEAN in m for m in run.steps):
+            key = MISMATCH_MEAN
+        measured = [m for m in run.steps if value_of(m, key) is not None]
         return measured[:1] if self.window == "first" else measured[1:]
 
 
@@ -95,7 +100,7 @@ _MISMATCH: tuple[tuple[str, str, Reduce, str], ...] = (
     ("k1", "kl_k1", "mean", "{:+.2e}"),
     ("k3", "kl_k3", "mean", "{:.2e}"),
     ("noise floor of |d| mean", "floor_log_prob_abs_diff/mean", "mean", "{:.2e}"),
-    ("|d| mean over the floor", "over_floor", "mean", "{:.2f}x"),
+    ("|d| mean over the floor", "over_floor", "mean", "{:.3g}x"),
     ("tokens off by over 1 %", "outside_1pct_frac", "mean", "{:.4f}"),
     ("tokens not finite", "non_finite_frac", "max", "{:.4f}"),
     ("routing flips, mean of layers", "routing_flip_frac/*", "mean", "{:.4f}"),

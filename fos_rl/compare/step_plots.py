@@ -7,7 +7,16 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fos_rl.compare.checks import backward_pairs
-from fos_rl.compare.drawing import INK, Plot, Scale, Sketch, draw, log_axis, whole_steps
+from fos_rl.compare.drawing import (
+    INK,
+    Plot,
+    Scale,
+    Sketch,
+    draw,
+    fit_lines,
+    log_axis,
+    whole_steps,
+)
 from fos_rl.compare.load import Arm
 from fos_rl.compare.series import Series, difference_series, reward_series, step_series
 
@@ -104,10 +113,12 @@ def plot_reward(arms: Sequence[Arm]) -> Plot:
             _paint_series(sketch, number, reward_series(arm), arm.name)
         sketch.axes.set_ylabel("mean reward of a response")
         whole_steps(sketch.axes)
+        fit_lines(sketch.axes)
         return sketch
 
     caption = (
-        f"{_BAND} Of an arm with one seed: the 95 % bootstrap interval over its prompt groups."
+        f"{_BAND} Of an arm with one seed: the 95 % bootstrap interval over its prompt groups. "
+        "A band much wider than the lines is cut."
     )
     return draw("reward", "Reward", caption, "No run records reward/mean.", paint)
 

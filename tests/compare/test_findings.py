@@ -48,6 +48,7 @@ def test_no_common_seed(tmp_path, write_run) -> None:
     ("metrics", "said"),
     [
         ({MEAN: 0.03, FLOOR: 0.01}, "base 0.03 (3.0 times the noise floor)"),
+        ({MEAN: 0.16, FLOOR: 1.8e-8}, "base 0.16 (9e+06 times the noise floor)"),
         ({MEAN: 0.01, FLOOR: 0.03}, "base 0.01 (within the noise floor of 0.03)"),
         ({MEAN: 0.03, FLOOR: 0.0}, "base 0.03 (the noise floor is 0)"),
         ({MEAN: 0.0}, "base 0 (equal to the last bit)"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fos_rl.compare import compare
+from fos_rl.compare.drawing import colour, marker
 from tests.compare.conftest import QUANTIZED
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -133,3 +134,7 @@ def test_a_browser_draws_every_plot(page: str, tmp_path: Path) -> None:
         assert (plot["before"] > 0) == (plot["id"] not in _WITHOUT_BASELINE), plot["id"]
     assert len(set(laid_out["ids"])) == len(laid_out["ids"])
     assert laid_out["wide"] <= 1400
+
+
+def test_arms_differ_in_colour_or_marker() -> None:
+    assert len({(colour(n), marker(n)) for n in range(56)}) == 56

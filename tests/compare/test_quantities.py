@@ -40,6 +40,15 @@ def test_windows(tmp_path, write_run, key, window, reduce, value) -> None:
     assert found is None if value is None else found == pytest.approx(value)
 
 
+def test_the_first_step_of_a_mismatch_is_one_for_all_its_figures(tmp_path, write_run) -> None:
+    """The ratio is not recorded over a floor of 0: that of a later step is not the first step's."""
+    mean = "mismatch/log_prob_abs_diff/mean"
+    steps = [{mean: 0.5}, {mean: 0.5, "mismatch/over_floor": 8.0}]
+    (run,) = load([write_run(tmp_path / "run", steps)]).runs
+    assert _quantity("mismatch/over_floor", "first").of(run) is None
+    assert _quantity("mismatch/over_floor", "later").of(run) == 8.0
+
+
 def test_late_is_the_last_quarter_and_never_empty() -> None:
     steps = [{"step": float(n)} for n in range(12)]
     assert [m["step"] for m in late_steps(steps)] == [9, 10, 11]
