@@ -15,7 +15,6 @@ from fos_rl.kernels.tiles import (
     allocate_table,
     encode_and_store,
     fill_table,
-    launch_options,
     matrix_amax,
 )
 
@@ -115,37 +114,3 @@ def columnwise(
         columns_run(scaling, first, step, units, tiles, rows, cols, at, True, square, job)
     else:
         columns_run(scaling, first, step, units, tiles, rows, cols, at, False, square, job)
-
-
-@cute.jit
-def launch_columnwise(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    partials: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = columnwise(x, amax, codes, scales, operand, partials, stack, False, job)
-    kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))
-
-
-@cute.jit
-def launch_columnwise_square(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    partials: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = columnwise(x, amax, codes, scales, operand, partials, stack, True, job)
-    kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))

@@ -16,7 +16,6 @@ from fos_rl.kernels.tiles import (
     allocate_scratch,
     cta_max,
     encode_and_store,
-    launch_options,
     load_block,
     matrix_amax,
     span_amax,
@@ -141,54 +140,3 @@ def parts(
         ptx.store_float(amax + Int64(row) * 4, g_amax)
     block_max = block_amax(raw, ONE_ROW, job.recipe)
     encode_held(raw, block_max, g_amax, block, block < row_blocks, at, job)
-
-
-@cute.jit
-def launch_blocks(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    share: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = blocks(x, amax, codes, scales, operand, share, stack, job)
-    kernel.launch(grid=[ctas, 1, 1], **launch_options(job, stream))
-
-
-@cute.jit
-def launch_rows(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    share: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = rows(x, amax, codes, scales, operand, share, job)
-    kernel.launch(grid=[ctas, 1, 1], **launch_options(job, stream))
-
-
-@cute.jit
-def launch_parts(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    share: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = parts(x, amax, codes, scales, operand, share, job)
-    kernel.launch(grid=[ctas, 1, 1], **launch_options(job, stream))

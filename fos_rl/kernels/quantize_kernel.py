@@ -17,7 +17,6 @@ from fos_rl.kernels.tiles import (
     cta_max,
     encode_and_store,
     fill_table,
-    launch_options,
     load_block,
     matrix_amax,
     span_amax,
@@ -91,23 +90,6 @@ def flat(
         flat_run(scaling, start + Int32(tid), step, count, units, at, False, job)
 
 
-@cute.jit
-def launch_flat(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    partials: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = flat(x, amax, codes, scales, operand, partials, stack, job)
-    kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))
-
-
 @cute.kernel
 def rowwise(
     x: cute.Tensor,
@@ -144,23 +126,6 @@ def rowwise(
         flat_run(scaling, first, step, row_blocks, units, at, True, job)
     else:
         flat_run(scaling, first, step, row_blocks, units, at, False, job)
-
-
-@cute.jit
-def launch_rowwise(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    partials: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = rowwise(x, amax, codes, scales, operand, job)
-    kernel.launch(grid=[x.shape[0], 1, 1], **launch_options(job, stream))
 
 
 @cute.jit
@@ -228,20 +193,3 @@ def square(
         square_run(scaling, first, step, units, across, tiles, row_blocks, at, True, job)
     else:
         square_run(scaling, first, step, units, across, tiles, row_blocks, at, False, job)
-
-
-@cute.jit
-def launch_square(
-    x: cute.Tensor,
-    amax: Int64,
-    codes: Int64,
-    scales: Int64,
-    operand: Int64,
-    partials: Int32,
-    stack: Int32,
-    ctas: Int32,
-    stream,
-    job: cutlass.Constexpr,
-):
-    kernel = square(x, amax, codes, scales, operand, partials, stack, job)
-    kernel.launch(grid=[ctas, stack, 1], **launch_options(job, stream))

@@ -8,29 +8,17 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from fos_rl.kernels import (
-    amax_kernel,
-    columnwise_kernel,
-    dequantize_kernel,
-    held_kernel,
-    quantize_kernel,
-)
+from fos_rl.kernels import amax_kernel, dequantize_kernel
 from fos_rl.kernels.amax_kernel import AmaxPlan
 from fos_rl.kernels.arithmetic import Recipe
 from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
+from fos_rl.kernels.launch import LAUNCHERS
 from fos_rl.kernels.tiles import Job, Output, Plan
 
 ELEMENTS = {
     "bfloat16": cutlass.BFloat16,
     "float32": cutlass.Float32,
     "uint8": cutlass.Uint8,
-}
-
-
-_LAYOUTS = {
-    **dict.fromkeys(("flat", "square", "rowwise"), quantize_kernel),
-    **dict.fromkeys(("columnwise", "columnwise_square"), columnwise_kernel),
-    **dict.fromkeys(("blocks", "rows", "parts"), held_kernel),
 }
 
 
@@ -50,17 +38,15 @@ def _stream():
 
 
 def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
-    """layout names a launch function of _LAYOUTS; the tuples are the fields of Recipe, Plan and
-    Output.
+    """layout is a key of LAUNCHERS; the tuples are the fields of Recipe, Plan and Output.
 
     x is a tensor, which fixes device and stream; other tensors are addresses, amax, codes, scales
     and operand, then what the kernel takes as a share, the stack, and CTAs.
     """
     fields = Recipe(*recipe)
-    launch = getattr(_LAYOUTS[layout], f"launch_{layout}")
     job = Job(fields, Plan(*plan), Output(*output))
     others = (*(Int64(0) for _ in range(4)), *(Int32(1) for _ in range(3)))
-    return launch, (_matrix(fields.dtype, 16, 16), *others, _stream(), job)
+    return LAUNCHERS[layout], (_matrix(fields.dtype, 16, 16), *others, _stream(), job)
 
 
 def partial_amax(dtype: str, threads: int):
