@@ -135,9 +135,15 @@ def _start(item: QueuedRun, environment: dict[str, str], command: Command) -> No
                 env={**os.environ, **environment},
                 # The lock lives as long as the process that inherits it.
                 pass_fds=[lock],
-                # A terminal's Ctrl-C reaches this process, which passes it on once.
+                # A terminal's Ctrl-C reaches this process, which passes it on once; and one that a
+                # script starts in the background ignores it, which its runs must not inherit.
                 start_new_session=True,
+                preexec_fn=_heed_interrupts,
             )
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,10 @@
 """What every test needs before the first heavy import."""
 
 import os
+import signal
+
+# A suite that a script starts in the background ignores it, and so would all programs it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # vLLM and torch share one process in the numerics tests, as they do in an actor.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -134,8 +134,15 @@ def test_a_run_of_an_earlier_call_is_waited_for(tmp_path: Path) -> None:
     assert not (folder / "command").exists()
 
 
-def test_an_interruption_ends_the_runs_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    """SIGTERM is one, too; the run's process is gone when the call returns."""
+@pytest.mark.parametrize("in_background", [False, True])
+def test_an_interruption_ends_the_runs_and_the_next_call_goes_on(
+    tmp_path: Path, in_background: bool
+) -> None:
+    """SIGTERM is one, too; the run's process is gone when the call returns, also of a call that a
+    script has started in the background, with SIGINT ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if in_background:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     (run,) = _runs("a")
     started: list[QueuedRun] = []
 
@@ -146,8 +153,11 @@ def test_an_interruption_ends_the_runs_and_the_next_call_goes_on(tmp_path: Path)
         started[:] = queue
         signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt):
-        run_all([run], tmp_path, [{}], watch, endless)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all([run], tmp_path, [{}], watch, endless)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert started[0].process.poll() == -signal.SIGINT
     assert _all([run], tmp_path)["a"].state == "finished"
 
