@@ -1,6 +1,7 @@
 """The command line: one function a command."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,8 @@ object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A user's mistake prints its remedy and gives 2."""
     args = _parser().parse_args(arguments)
+    # A scheduler that ends a job, or kill, does what Ctrl-C does.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return args.run(args)
     except ValueError as error:
@@ -96,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the run folder holds every finished step", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -385,6 +387,8 @@ def _no_answer(actor: str, call: str, timeout_s: float) -> RuntimeError:
 def _init_ray(config: RunConfig) -> None:
     if ray.is_initialized():
         return
+    # Ray's own handler prints a stack and aborts, with the actors left to themselves.
+    on_terminate = signal.getsignal(signal.SIGTERM)
     if config.cluster.address == "local":
         cores = os.cpu_count() or 1
         ray.init(
@@ -400,6 +404,8 @@ def _init_ray(config: RunConfig) -> None:
         )
     else:
         ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_terminate)
 
 
 def cluster_gpus(config: RunConfig) -> int:

@@ -12,7 +12,6 @@ seed_N.failed-1/  what an earlier try left that cannot be resumed
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -71,7 +70,7 @@ def run_all(
 
     A finished run is left alone. An unfinished one goes on from its newest checkpoint, or is set
     aside and started again. When this process is interrupted, so are its runs; when it is killed,
-    they go on, and the next call waits for them. A termination request is an interruption.
+    they go on, and the next call waits for them.
 
     Args:
         environments: variables of each run that works at the same time, as many as may.
@@ -79,7 +78,6 @@ def run_all(
     """
     queue = [QueuedRun(run=run, folder=out / run.name) for run in runs]
     free = list(range(len(environments)))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while True:
             for item in queue:
@@ -97,8 +95,6 @@ def run_all(
     except BaseException:
         _stop([item for item in queue if item.state == "running"])
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def resumable(folder: Path, steps: int) -> bool:
@@ -135,15 +131,9 @@ def _start(item: QueuedRun, environment: dict[str, str], command: Command) -> No
                 env={**os.environ, **environment},
                 # The lock lives as long as the process that inherits it.
                 pass_fds=[lock],
-                # A terminal's Ctrl-C reaches this process, which passes it on once; and one that a
-                # script starts in the background ignores it, which its runs must not inherit.
+                # A terminal's Ctrl-C reaches this process, which passes it on once.
                 start_new_session=True,
-                preexec_fn=_heed_interrupts,
             )
-
-
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -187,7 +177,7 @@ def _stop(items: Sequence[QueuedRun]) -> None:
     """Interrupt the runs that this call started, and wait for their actors to be gone."""
     processes = [item.process for item in items if item.process is not None]
     for process in processes:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
     deadline = time.monotonic() + _STOP_LIMIT_S
     for process in processes:
         try:

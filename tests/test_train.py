@@ -136,8 +136,12 @@ def test_a_run_without_signal_says_so_and_stops(tmp_path: Path) -> None:
     assert 0 < steps[1]["mismatch/log_prob_abs_diff/mean"] < 1e-4
 
 
-def test_interrupt_ends_the_actors_and_keeps_the_steps(tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a long run; a second run takes a folder of its own."""
+@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_the_actors_and_keeps_the_steps(
+    tmp_path: Path, request_to_end: signal.Signals
+) -> None:
+    """Ctrl-C or a scheduler's request in the middle of a long run; a second run takes a folder of
+    its own."""
     out = tmp_path / "run"
     out.mkdir()
     # Ray's processes inherit it: other tests may have actors of their own at the same time.
@@ -157,7 +161,7 @@ def test_interrupt_ends_the_actors_and_keeps_the_steps(tmp_path: Path) -> None:
         assert time.monotonic() < deadline, "no step finished in 300 s"
         time.sleep(0.5)
     assert len(_actors(mark)) == 2
-    process.send_signal(signal.SIGINT)
+    process.send_signal(request_to_end)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "every finished step" in errors
