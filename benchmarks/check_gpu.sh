@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell about the kernels, in about six minutes, from the repository's root:
+# Everything that only a GPU can tell about the kernels, in a few minutes, from the repository's root:
 #   bash benchmarks/check_gpu.sh OUT_FOLDER
 # Bitwise tests, benchmarks, memcheck; a part that fails does not stop the others.
 out=${1:?usage: bash benchmarks/check_gpu.sh OUT_FOLDER}

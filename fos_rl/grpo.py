@@ -1,5 +1,5 @@
 """The main path: one GRPO step is six verbs, in this order, on whatever hosts it is given; between
-collating and training the noise floor is measured."""
+collating and training the noise floor is measured, and once a run the layers' errors."""
 
 import time
 from collections.abc import Iterator, Sequence
