@@ -99,6 +99,7 @@ _MISMATCH: tuple[tuple[str, str, Reduce, str], ...] = (
     ("|d| max", "log_prob_abs_diff/max", "max", "{:.2e}"),
     ("k1", "kl_k1", "mean", "{:+.2e}"),
     ("k3", "kl_k3", "mean", "{:.2e}"),
+    ("effective sample size, share", "ess_frac", "mean", "{:.4f}"),
     ("noise floor of |d| mean", "floor_log_prob_abs_diff/mean", "mean", "{:.2e}"),
     ("|d| mean over the floor", "over_floor", "mean", "{:.3g}x"),
     ("tokens off by over 1 %", "outside_1pct_frac", "mean", "{:.4f}"),
@@ -164,16 +165,24 @@ QUANTITIES: tuple[Quantity, ...] = (
     ),
 )
 
+# Rows that only runs with such a setting have.
+_CORRECTIONS = (
+    _row("Corrections", "weights limited", "correction/truncated_frac", form="{:.4f}"),
+    _row("Corrections", "tokens dropped", "correction/masked_frac", form="{:.4f}"),
+    _row("Corrections", "weight, mean", "correction/weight/mean"),
+)
+
 # Compared with the baseline, pair by pair.
 DIFFERENCES = (REWARD, FIRST_DIFFERENCE, LATER_K3, CLIPPED, ENTROPY, GRAD_NORM, LENGTH)
 
 
 def recorded_quantities(runs: Sequence[Run]) -> list[Quantity]:
-    """QUANTITIES, and the rows that only some runs have: evaluations."""
+    """QUANTITIES, and the rows that only some runs have: corrections and evaluations."""
     keys = sorted({key for run in runs for metrics in run.steps for key in metrics})
+    corrections = [row for row in _CORRECTIONS if row.key in keys]
     evaluations = [
         _row("Evaluation, late", key.removeprefix("eval/"), key, "late")
         for key in keys
         if key.startswith("eval/")
     ]
-    return [*QUANTITIES, *evaluations]
+    return [*QUANTITIES, *corrections, *evaluations]

@@ -75,9 +75,10 @@ def test_layers_are_averaged_and_nan_is_not_hidden(tmp_path, write_run) -> None:
     assert shown.show(shown.of(run)) == "nan"
 
 
-def test_evaluation_rows_appear_when_recorded(tmp_path, write_run) -> None:
-    recorded = {"eval/gsm8k/avg@8": 0.4}
-    with_rows = load([write_run(tmp_path / "a", [recorded])]).runs
+@pytest.mark.parametrize("key", ["eval/gsm8k/avg@8", "correction/truncated_frac"])
+def test_rows_of_some_runs_appear_when_recorded(tmp_path, write_run, key) -> None:
+    with_row = load([write_run(tmp_path / "a", [{key: 0.4}])]).runs
     without = load([write_run(tmp_path / "b", [{"reward/mean": 1.0}])]).runs
-    assert recorded.keys() <= {q.key for q in recorded_quantities(with_rows)}
-    assert not recorded.keys() & {q.key for q in recorded_quantities(without)}
+    (row,) = [q for q in recorded_quantities(with_row) if q.key == key]
+    assert row.of(with_row[0]) == 0.4
+    assert key not in {q.key for q in recorded_quantities(without)}
