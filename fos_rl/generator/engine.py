@@ -16,8 +16,9 @@ from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from fos_rl.config import GeneratorConfig, RolloutConfig
@@ -65,6 +66,7 @@ class VllmGenerator:
         self._engine = self._thread.submit(
             _build_engine, spec, model_folder, rollout, config, device
         ).result()
+        self._tokenizer = self._engine.get_tokenizer()
         self._routing: FinishedRouting | None = None
         if spec.architecture.num_experts:
             self._routing = self._thread.submit(FinishedRouting, self._engine).result()
@@ -110,21 +112,24 @@ class VllmGenerator:
             seed=seed % (1 << 62),
             # 0 asks for the sampled token's log-prob and no alternatives.
             logprobs=0,
+            # One output at the end, as numbers: a text of every token at every step would take a
+            # third of a small model's time.
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         output = await self._request(prompt, params)
         completion = output.outputs[0]
-        log_probs = cast("list[dict[int, Logprob]]", completion.logprobs)
+        log_probs = cast(FlatLogprobs, completion.logprobs)
+        assert log_probs.token_ids == list(completion.token_ids)
         return Rollout(
             prompt_id=prompt.id,
             prompt_ids=list(prompt.token_ids),
             response_ids=list(completion.token_ids),
-            log_probs=[
-                entry[token].logprob
-                for entry, token in zip(log_probs, completion.token_ids, strict=True)
-            ],
+            log_probs=log_probs.logprobs,
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, "abort"),
             policy_version=version,
-            text=completion.text,
+            text=self._tokenizer.decode(completion.token_ids, skip_special_tokens=True),
             experts=self._routing.pop(output.request_id) if self._routing else None,
         )
 
