@@ -24,10 +24,36 @@ def test_order_length_and_signs_count() -> None:
     assert checksum(tensor) != checksum(-tensor)
 
 
+def test_two_flipped_signs_count() -> None:
+    """The top bits of two words, which cancel in a sum that is only multiplied by odd keys."""
+    tensor = torch.ones(4096, dtype=torch.bfloat16)
+    seen = {checksum(tensor)}
+    for first, second in ((3, 7), (3, 11), (7, 4095)):
+        changed = tensor.clone()
+        changed[[first, second]] *= -1
+        seen.add(checksum(changed))
+    assert len(seen) == 4
+
+
+def test_words_far_apart_and_zeros_at_the_end_count() -> None:
+    """Beyond 8 MiB the keys repeat; a length that is no multiple of 8 bytes is padded with 0."""
+    tensor = torch.zeros((9 << 20) + 1, dtype=torch.uint8)
+    tensor[0] = 1
+    moved = tensor.roll(8 << 20)
+    seen = [tensor, moved, tensor[:-1], tensor[:-2], tensor[: 8 << 20], tensor[1:]]
+    assert len({checksum(t) for t in seen}) == len(seen)
+
+
 def test_layout_does_not_count() -> None:
     tensor = torch.arange(1000, dtype=torch.float32).reshape(20, 50)
     assert checksum(tensor.T.contiguous().T) == checksum(tensor) == checksum(tensor.flatten())
     assert checksum(torch.arange(3, dtype=torch.uint8)) != checksum(torch.zeros(3).byte())
+
+
+def test_a_slice_at_any_offset_is_summed_like_its_copy() -> None:
+    tensor = torch.arange(100, dtype=torch.bfloat16)
+    for start in range(5):
+        assert checksum(tensor[start : start + 50]) == checksum(tensor[start : start + 50].clone())
 
 
 def test_differences_name_changed_and_missing() -> None:

@@ -6,6 +6,7 @@ from decoders import FAMILIES, random_samples, tiny
 
 from fos_rl.model import attention, matmul
 from fos_rl.model.attention import PackedAttention, PackedSequences
+from fos_rl.model.checksum import checksum
 from fos_rl.model.matmul import fp32_matmul
 
 pytestmark = [
@@ -135,3 +136,11 @@ def test_bf16_logits_leave_the_tensor_core_in_fp32():
     assert got.dtype == torch.float32
     # 64 exact products of size 1 summed in fp32.
     torch.testing.assert_close(got.double().cpu(), want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("size", [1, 1001, 9_000_000])
+def test_checksums_equal_the_cpus(dtype, size):
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randint(256, (size,), generator=generator).to(dtype)
+    assert checksum(tensor.to("cuda")) == checksum(tensor)
