@@ -20,7 +20,6 @@ from fos_rl.quant.gemm import (
     raw_gemm,
 )
 from fos_rl.quant.grouped_gemm import (
-    blocked_sums,
     check_offs,
     group_amax,
     group_of_rows,
@@ -114,9 +113,7 @@ def _part(t: QuantizedTensor, index: int | slice) -> QuantizedTensor:
     return MXFP8Tensor(t.data[index], t.scale[index])
 
 
-def _grouped_sums(
-    x: GemmInput, prepared: QuantizedWeight, offs: Tensor, group: Tensor, gemm: Gemm
-) -> Tensor:
+def _grouped_sums(x: GemmInput, prepared: QuantizedWeight, offs: Tensor, gemm: Gemm) -> Tensor:
     """Return the fp32 sums [M, N] before global scales; rows of no group are 0."""
     w = prepared.rowwise
     if gemm == "native":
@@ -128,11 +125,11 @@ def _grouped_sums(
                 sums[start:end] = raw_gemm(rows, _part(w, expert), gemm)
         return sums
     w_operand = gemm_operand(w) if prepared.operand is None else prepared.operand
-    if gemm == "fixed_tile":
+    if gemm == "fixed_tile" or offs.is_cuda:
+        # On CUDA the one kernel that reads offs there, as a graph must, and sums in fp32:
+        # torch's grouped_mm rounds to bf16 before the global scales.
         return fixed_tile_grouped_mm(gemm_operand(x), w_operand, offs)
-    if offs.device.type == "cpu":
-        return looped_sums(gemm_operand(x), w_operand, offs.tolist())
-    return blocked_sums(gemm_operand(x), w_operand, offs, group)
+    return looped_sums(gemm_operand(x), w_operand, offs.tolist())
 
 
 class _QuantizedGroupedMatmul(torch.autograd.Function):
@@ -145,7 +142,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         forms = call.activation_forms(for_wgrad)
         multiplied, quantized_x, amax = _quantize_rows(x, offs, group, recipe, forms)
-        out = _grouped_sums(multiplied, prepared, offs, group, call.gemm)
+        out = _grouped_sums(multiplied, prepared, offs, call.gemm)
         if not isinstance(multiplied, MXFP8Tensor):
             assert isinstance(w, NVFP4Tensor)
             w_amax = per_row(w.global_amax[:, 0], group)

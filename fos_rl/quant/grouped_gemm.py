@@ -15,8 +15,6 @@ from fos_rl.kernels import ops
 from fos_rl.quant.backend import use_cute
 from fos_rl.quant.gemm import fp32_mm
 
-_GATHER_BYTES = 1 << 28
-
 
 def check_offs(offs: Tensor, rows: int, experts: int) -> None:
     """Raise unless offs is int32 [experts] and, where its values are on the host, ascending in
@@ -75,53 +73,3 @@ def looped_sums(
         if end > start:
             out[start:end] = fp32_mm(a[start:end], b[expert])
     return out
-
-
-def blocked_sums(
-    a: Float[Tensor, "rows k"],
-    b: Float[Tensor, "experts n k"],
-    offs: Int32[Tensor, "experts"],
-    group: Int64[Tensor, "rows"],
-) -> Float32[Tensor, "rows n"]:
-    """Return looped_sums without reading offs on the host, so that a CUDA graph can capture it.
-
-    Groups are spread over blocks of a fixed number of rows, each block of one expert, and
-    multiplied as a batch with that expert's matrix. Shapes depend on the shapes of a and b only.
-    (torch._grouped_mm has no fp32 output for bf16 operands, which would round before the global
-    scales.)
-    """
-    rows, experts = a.shape[0], b.shape[0]
-    block = 16
-    while block < 128 and 2 * block * experts <= rows:
-        block *= 2
-    num_blocks = rows // block + experts
-    starts = pad(offs, (1, 0))[:-1].to(torch.int64)
-    blocks = (offs - starts + block - 1) // block
-    block_ends = blocks.cumsum(0)
-    inside = group < experts
-    index = torch.arange(rows, device=a.device)
-    # A row of no group goes to the spare slot past the last block.
-    offset = index + (block * (block_ends - blocks) - starts)[group.clamp(max=experts - 1)]
-    slot = torch.where(inside, offset, num_blocks * block)
-    spread = a.new_zeros(num_blocks * block + 1, a.shape[1])
-    spread[slot] = a
-    blocked = spread[:-1].view(num_blocks, block, a.shape[1])
-    order = torch.arange(num_blocks, device=a.device)
-    expert = torch.searchsorted(block_ends, order, right=True).clamp(max=experts - 1)
-    step = max(1, _GATHER_BYTES // max(1, b[0].nbytes))
-    sums = torch.cat(
-        [
-            _fp32_bmm(blocked[first : first + step], b[expert[first : first + step]])
-            for first in range(0, num_blocks, step)
-        ]
-    )
-    return pad(sums.flatten(0, 1), (0, 0, 0, 1))[slot].masked_fill_(~inside[:, None], 0.0)
-
-
-def _fp32_bmm(
-    a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch n k"]
-) -> Float32[Tensor, "batch m n"]:
-    with torch.autocast(a.device.type, enabled=False):
-        if a.device.type == "cpu":
-            return torch.bmm(a, b.transpose(1, 2))
-        return torch.bmm(a, b.transpose(1, 2), out_dtype=torch.float32)
