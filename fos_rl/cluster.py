@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
 from fos_rl.spec import ModelSpec, contract_difference
-from fos_rl.types import Prompt, Rollout, Sampling, StepResult, TrainBatch
+from fos_rl.types import Prompt, Rollout, Sampling, StepResult, TrainBatch, WeightBucket
 
 # OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
 # vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
@@ -170,7 +170,7 @@ class TrainerActor:
 
         load_checkpoint(self.trainer, folder)
 
-    def export_weights(self) -> Iterator[dict[str, np.ndarray]]:
+    def export_weights(self) -> Iterator[WeightBucket]:
         yield from self.trainer.export_weights()
 
 
@@ -199,7 +199,7 @@ class GeneratorActor:
     async def begin_weight_sync(self) -> None:
         await self.generator.begin_weight_sync()
 
-    async def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
+    async def load_weight_bucket(self, bucket: WeightBucket) -> None:
         await self.generator.load_weight_bucket(bucket)
 
     async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:

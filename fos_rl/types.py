@@ -90,6 +90,19 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBucket:
+    """Some bf16 weights in one piece, by Hugging Face name: their bits, one tensor after another.
+
+    One piece leaves a GPU, travels and enters the next in a copy each. Every copy waits for the
+    GPU, and a mixture of experts has hundreds of tensors.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    bits: np.ndarray
+    """int16, since numpy has no bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a trainer step returns; log_probs are those before the update, one array a sequence."""
 

@@ -29,7 +29,7 @@ from fos_rl.generator.routing import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.model.machine import peak_memory_gib
 from fos_rl.spec import ModelSpec
-from fos_rl.types import FinishReason, Prompt, Rollout, Sampling
+from fos_rl.types import FinishReason, Prompt, Rollout, Sampling, WeightBucket
 
 T = TypeVar("T")
 
@@ -217,7 +217,7 @@ class VllmGenerator:
             self._lock.release()
             raise
 
-    async def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
+    async def load_weight_bucket(self, bucket: WeightBucket) -> None:
         await self._rpc("load_weight_bucket", bucket)
 
     async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import torch
+
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.model.checksum import checksum
 from fos_rl.model.convert import compute_dtype
 from fos_rl.model.hf import read_weights
-from fos_rl.model.transport import from_wire, to_wire
+from fos_rl.model.transport import pack_weights
 
 
 async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
@@ -21,7 +23,6 @@ async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
     for name, tensor in read_weights(folder):
         if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
             continue
-        wire = to_wire(tensor)
-        checksums[name] = checksum(from_wire(wire).to(dtype))
-        await generator.load_weight_bucket({name: wire})
+        checksums[name] = checksum(tensor.to(torch.bfloat16).to(dtype))
+        await generator.load_weight_bucket(pack_weights({name: tensor}))
     await generator.finish_weight_sync(0, checksums)

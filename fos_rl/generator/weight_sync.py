@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from fos_rl.model.checksum import named_checksums
-from fos_rl.model.transport import WeightLoader, from_wire
+from fos_rl.model.transport import WeightLoader, unpack_weights
+from fos_rl.types import WeightBucket
 
 
 class WeightSyncWorker:
@@ -25,9 +25,9 @@ class WeightSyncWorker:
     def begin_weight_sync(self) -> None:
         self._loader = WeightLoader(self._decoder)
 
-    def load_weight_bucket(self, bucket: dict[str, np.ndarray]) -> None:
-        """Copy bf16 tensors, sent as their int16 bits, into the decoder by Hugging Face name."""
-        self._loader.load((name, from_wire(array)) for name, array in bucket.items())
+    def load_weight_bucket(self, bucket: WeightBucket) -> None:
+        """Copy its tensors into the decoder by Hugging Face name."""
+        self._loader.load(unpack_weights(bucket, next(self._decoder.parameters()).device))
 
     def finish_weight_sync(self) -> dict[str, int]:
         """Checksums of the loaded weights; ValueError names tensors that did not arrive."""

@@ -46,7 +46,8 @@ def _sum(tensor: Tensor) -> Tensor:
     sum of integers may be taken in any order.
     """
     octets = tensor.detach().contiguous().flatten().view(torch.uint8)
-    total = torch.tensor(octets.numel(), device=octets.device)
+    # Filled on the device: a number copied there would wait for it.
+    total = torch.full((), octets.numel(), dtype=torch.int64, device=octets.device)
     if octets.numel() % 8 or octets.storage_offset() % 8:
         octets = nn.functional.pad(octets, (0, -octets.numel() % 8)).clone()
     words = octets.view(torch.int64)

@@ -1,27 +1,33 @@
-"""bf16 weights as numpy arrays, the form in which they travel between hosts."""
+"""Weights on their way between hosts: packed by one, loaded by name into the other."""
 
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fos_rl.model.convert import prepare_weights
 from fos_rl.model.hf import named_hf_weights
+from fos_rl.types import WeightBucket
 
 
-def to_wire(tensor: Tensor) -> np.ndarray:
-    """The int16 bits of a tensor rounded to bf16 (numpy has no bf16)."""
-    return tensor.detach().to(torch.bfloat16).contiguous().cpu().view(torch.int16).numpy()
+def pack_weights(weights: Mapping[str, Tensor]) -> WeightBucket:
+    """The tensors rounded to bf16, by Hugging Face name, in one piece."""
+    flat = torch.cat([t.detach().to(torch.bfloat16).flatten() for t in weights.values()])
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    return WeightBucket(shapes=shapes, bits=flat.cpu().view(torch.int16).numpy())
 
 
-def from_wire(array: np.ndarray) -> Tensor:
-    """The bf16 tensor of such bits, sharing the array's memory; read-only."""
+def unpack_weights(bucket: WeightBucket, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Each name and its bf16 tensor on the device, which is only to be read."""
     with warnings.catch_warnings():
-        # The object store hands out read-only memory; the tensor is only copied from.
+        # The object store hands out read-only memory.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array).view(torch.bfloat16)
+        flat = torch.from_numpy(bucket.bits).view(torch.bfloat16).to(device)
+    parts = flat.split([math.prod(shape) for shape in bucket.shapes.values()])
+    for (name, shape), part in zip(bucket.shapes.items(), parts, strict=True):
+        yield name, part.view(shape)
 
 
 class WeightLoader:

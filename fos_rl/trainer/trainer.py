@@ -16,7 +16,7 @@ from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, wri
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.machine import peak_memory_gib
 from fos_rl.model.routing import RoutingReplay
-from fos_rl.model.transport import to_wire
+from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.aggregation import token_weights
 from fos_rl.trainer.corrections import correct
@@ -27,7 +27,7 @@ from fos_rl.trainer.mismatch import mismatch_metrics
 from fos_rl.trainer.packing import MicroBatch, pack
 from fos_rl.trainer.routing import routing_flip_metrics
 from fos_rl.trainer.step_metrics import StepSums
-from fos_rl.types import StepResult, TrainBatch
+from fos_rl.types import StepResult, TrainBatch, WeightBucket
 
 
 class GrpoTrainer:
@@ -240,18 +240,18 @@ class GrpoTrainer:
 
     # Weight sync.
 
-    def export_weights(self, bucket_bytes: int = 64 << 20) -> Iterator[dict[str, np.ndarray]]:
-        """The bf16 weights by Hugging Face name, as int16 bits, in buckets of about that size."""
-        bucket: dict[str, np.ndarray] = {}
+    def export_weights(self, bucket_bytes: int = 64 << 20) -> Iterator[WeightBucket]:
+        """The bf16 weights by Hugging Face name, in buckets of about that size."""
+        bucket: dict[str, Tensor] = {}
         size = 0
         for name, tensor in named_hf_weights(self.decoder):
-            bucket[name] = to_wire(tensor)
-            size += bucket[name].nbytes
+            bucket[name] = tensor
+            size += 2 * tensor.numel()
             if size >= bucket_bytes:
-                yield bucket
+                yield pack_weights(bucket)
                 bucket, size = {}, 0
         if bucket:
-            yield bucket
+            yield pack_weights(bucket)
 
     def weight_checksums(self) -> dict[str, int]:
         return named_checksums(self.decoder)

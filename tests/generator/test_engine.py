@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
 from tests.hosts import Hosts, batch_of, hosts, random_prompts
 
@@ -81,8 +83,9 @@ def test_a_tensor_that_never_arrives_is_named(fp32_pair: Hosts) -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
         await generator.begin_weight_sync()
         for bucket in trainer.export_weights():
-            bucket.pop("model.norm.weight", None)
-            await generator.load_weight_bucket(bucket)
+            weights = dict(unpack_weights(bucket, torch.device("cpu")))
+            weights.pop("model.norm.weight", None)
+            await generator.load_weight_bucket(pack_weights(weights))
         await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
 
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
@@ -95,11 +98,10 @@ def test_a_wrong_tensor_is_named(fp32_pair: Hosts) -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
         await generator.begin_weight_sync()
         for bucket in trainer.export_weights():
-            if "model.embed_tokens.weight" in bucket:
-                wrong = bucket["model.embed_tokens.weight"].copy()
-                wrong[3, 3] ^= 1
-                bucket["model.embed_tokens.weight"] = wrong
-            await generator.load_weight_bucket(bucket)
+            weights = dict(unpack_weights(bucket, torch.device("cpu")))
+            if "model.embed_tokens.weight" in weights:
+                weights["model.embed_tokens.weight"].view(torch.int16)[3, 3] ^= 1
+            await generator.load_weight_bucket(pack_weights(weights))
         await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
 
     with pytest.raises(ValueError, match=r"1 tensors differ.*model\.embed_tokens\.weight"):

@@ -30,7 +30,7 @@ from fos_rl.model.hf import (
     write_model,
 )
 from fos_rl.model.tiny import tiny_weights, write_tiny_model
-from fos_rl.model.transport import WeightLoader, to_wire
+from fos_rl.model.transport import WeightLoader, pack_weights, unpack_weights
 from fos_rl.quant import (
     MXFP8Recipe,
     NVFP4Recipe,
@@ -605,4 +605,16 @@ def test_a_converted_decoder_writes_its_bf16_weights(family: str, tmp_path) -> N
 def test_wire_bytes_are_the_weights_not_the_codes() -> None:
     packed = converted("qwen3_moe", FourOverSix())
     for name, tensor in named_hf_weights(packed.decoder):
-        assert to_wire(tensor).nbytes == 2 * packed.weights[name].numel()
+        assert pack_weights({name: tensor}).bits.nbytes == 2 * packed.weights[name].numel()
+
+
+def test_a_bucket_brings_each_tensor_by_name() -> None:
+    weights = {
+        "a": torch.tensor([[1.0, -2.5], [3.0, 1.00390625]]),
+        "b": torch.arange(6, dtype=torch.bfloat16).reshape(1, 2, 3).transpose(1, 2),
+        "c": torch.tensor(7.0),
+    }
+    brought = dict(unpack_weights(pack_weights(weights), torch.device("cpu")))
+    assert brought.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(brought[name], tensor.bfloat16()), name
