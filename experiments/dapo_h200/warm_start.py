@@ -4,8 +4,8 @@
 
 SmolLM2-135M never ends with "Answer: ..." when asked to, so that no group of its responses has
 reward variance and nothing can be learned. Two epochs of a thousand worked GSM8K answers in the
-data set's own prompt teach it form, not competence. bf16, a minute on a GPU. On one kind of GPU the
-same command makes the same weights; the number printed last says so.
+data set's own prompt teach it form, not competence. bf16, a minute on a GPU. Deterministic
+algorithms are asked for; the number printed last tells whether two runs made the same weights.
 """
 
 import argparse
