@@ -113,7 +113,7 @@ class VllmGenerator:
             # 0 asks for the sampled token's log-prob and no alternatives.
             logprobs=0,
             # One output at the end, as numbers: a text of every token at every step would take a
-            # third of a small model's time.
+            # fifth of a small model's time.
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -1,6 +1,7 @@
 """Checksums of weights, comparable between hosts and devices, to the bit.
 
 They are summed where the weights are: a model on a GPU is not carried to the CPU for it.
+torch.hash_tensor is an xor of all words, which does not see two that changed places.
 """
 
 from functools import cache
@@ -13,8 +14,8 @@ from fos_rl.model.hf import named_hf_weights
 # The sum repeats its keys after so many words, each time multiplied once more.
 _PERIOD = 1 << 20
 _REPEAT = 0x9E3779B97F4A7C15
-# A CPU's cache holds so many words and keys; on a GPU fewer launches are faster.
-_WORDS_AT_ONCE = {"cpu": 1 << 15}
+# As many words and keys as a CPU's cache holds; on a GPU fewer launches are faster.
+_CPU_WORDS_AT_ONCE = 1 << 15
 
 
 def checksum(tensor: Tensor) -> int:
@@ -25,8 +26,6 @@ def checksum(tensor: Tensor) -> int:
 def named_checksums(decoder: nn.Module) -> dict[str, int]:
     """Checksum per Hugging Face weight name, of the weights the forward multiplies."""
     sums = {name: _sum(tensor) for name, tensor in named_hf_weights(decoder)}
-    if not sums:
-        return {}
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
 
@@ -41,9 +40,9 @@ def checksum_differences(ours: dict[str, int], theirs: dict[str, int]) -> list[s
 def _sum(tensor: Tensor) -> Tensor:
     """Sum of every 8 bytes, mixed with numbers that depend on their place, plus the length.
 
-    Both multiplications are by odd numbers and the shift is folded in by xor, so each is one to one
-    modulo 2^64 and a single change always shows; several at once escape by a chance near 2^-60. A
-    sum of integers may be taken in any order.
+    A product with an odd number is one to one modulo 2^64, and so is the xor with the own upper
+    half (a logical shift: an arithmetic one would take x and ~x to the same word). So a single
+    changed word always shows, and several cancel only by chance. Integers add up in any order.
     """
     octets = tensor.detach().contiguous().flatten().view(torch.uint8)
     # Filled on the device: a number copied there would wait for it.
@@ -52,12 +51,12 @@ def _sum(tensor: Tensor) -> Tensor:
         octets = nn.functional.pad(octets, (0, -octets.numel() % 8)).clone()
     words = octets.view(torch.int64)
     inner, outer = _keys(words.device)
-    at_once = _WORDS_AT_ONCE.get(words.device.type, _PERIOD)
+    at_once = _PERIOD if words.is_cuda else _CPU_WORDS_AT_ONCE
     for start in range(0, words.numel(), at_once):
         block = words[start : start + at_once]
         own = slice(start % _PERIOD, start % _PERIOD + block.numel())
         mixed = block * inner[own]
-        mixed = (mixed ^ (mixed >> 32)) * outer[own]
+        mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * outer[own]
         total += mixed.sum() * _signed(pow(_REPEAT, start // _PERIOD, 1 << 64))
     return total
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fos_rl.model.checksum import checksum, checksum_differences
+from fos_rl.model.checksum import _keys, checksum, checksum_differences
 
 
 def test_every_single_bit_counts() -> None:
@@ -33,6 +33,16 @@ def test_two_flipped_signs_count() -> None:
         changed[[first, second]] *= -1
         seen.add(checksum(changed))
     assert len(seen) == 4
+
+
+def test_a_product_and_its_complement_count() -> None:
+    """Words whose products with the inner key are x and ~x, which an arithmetic shift merges."""
+    inner, _ = _keys(torch.device("cpu"))
+    inverse = pow(int(inner[0]), -1, 1 << 64)
+    words = [(product * inverse) % (1 << 64) for product in (12345, ~12345)]
+    first, second = (torch.tensor([w - (1 << 64) if w >> 63 else w]) for w in words)
+    assert (first * inner[0] == ~(second * inner[0])).all()
+    assert checksum(first) != checksum(second)
 
 
 def test_words_far_apart_and_zeros_at_the_end_count() -> None:
