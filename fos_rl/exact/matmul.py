@@ -82,5 +82,8 @@ def check_fixed_tiles(shapes: Iterable[tuple[int, ...]]) -> None:
                 raise RuntimeError(
                     f"consistency 'exact' unavailable: in a product with a {n} x {k} matrix "
                     f"{different} of {len(apart)} rows depend on their place in the batch; this "
-                    "CPU's BLAS library treats the rows of a tile differently"
+                    "CPU's BLAS library treats the rows of a tile differently with "
+                    f"{torch.get_num_threads()} threads. Try fewer (trainer.num_threads and "
+                    "generator.num_threads, both the same), run on a GPU, or set "
+                    "model.consistency = 'fast'"
                 )

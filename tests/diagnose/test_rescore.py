@@ -17,6 +17,7 @@ from fos_rl.diagnose.architecture import _bf16_router, _reroute
 from fos_rl.diagnose.attribution import Attribution
 from fos_rl.diagnose.records import read_step
 from fos_rl.diagnose.rescore import explain_step, open_scene
+from fos_rl.diagnose.weight_versions import weights_of_run
 from fos_rl.generator.inspection import generator_decoder
 from fos_rl.model.convert import QuantizedLinear, prepare_weights
 from fos_rl.model.rope import RotaryTable
@@ -289,6 +290,18 @@ def test_stale_weights_and_quantizer_input(quantized: Setup, tmp_path: Path) -> 
     found = _explain(run, step=1)
     assert _causes(found) == {"generator": "stale weights"}
     assert "trainer.save_every" in found["generator"].untested[0].reason
+
+
+def test_weights_of_an_exact_run_on_a_gpu_need_no_exact_cpu(
+    dense: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(shapes: object) -> None:
+        raise RuntimeError("this CPU's BLAS library treats the rows of a tile differently")
+
+    monkeypatch.setattr("fos_rl.model.convert.check_fixed_tiles", refuse)
+    spec = dense.pair.trainer.spec.model_copy(update={"consistency": "exact"})
+    initial = weights_of_run(None, spec, Path(dense.config.model.path)).sources[0]()
+    assert initial.keys() == dense.pair.trainer.masters.weights.keys()
 
 
 @pytest.mark.slow
