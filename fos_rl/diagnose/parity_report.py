@@ -133,4 +133,5 @@ def _print_log_probs(console: Console, parity: Parity, precision: Precision) -> 
         normal = "with float32 activations the noise is near 1e-6, more where codes flip"
     else:
         normal = f"reported in public for {precision.recipe}: {NORMAL[precision.recipe]}"
-    console.print(f"normal        {normal}; above 0.1 look for weights, temperature or template")
+    console.print(f"normal        {normal}; above 0.1, unless the cause below is")
+    console.print("              rounding, look for weights, temperature or template")
