@@ -38,7 +38,7 @@ from fos_rl.quant.matmul import (
     rebuild_quantized,
     tensors_of,
 )
-from fos_rl.quant.mxfp8 import MXFP8Tensor
+from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor
 from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor
 from fos_rl.quant.recipes import (
     ActivationForms,
@@ -185,20 +185,8 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
         with torch.autocast(dy.device.type, enabled=False):
             if ctx.mode == "quantized":
-                columns = _rebuild_groups(saved_x, spans, ctx.recipe)
-                w = rebuild_quantized(saved_w, ctx.recipe)
-                for expert, (start, end) in enumerate(spans):
-                    if end > start:
-                        group_dx, group_dw = quantized_grads(
-                            dy[start:end],
-                            columns.get(expert),
-                            None if w is None else _part(w, expert),
-                            ctx.recipe,
-                            ctx.gemm,
-                            ctx.dtypes,
-                        )
-                        _store(dx, slice(start, end), group_dx)
-                        _store(dw, expert, group_dw)
+                grads = _mxfp8_grads if isinstance(ctx.recipe, MXFP8Recipe) else _nvfp4_grads
+                grads(dy, spans, saved_x, saved_w, ctx, dx, dw)
                 return dx, dw, None, None
             x = saved_x[0] if saved_x else None
             w = saved_w[0] if saved_w else None
@@ -225,20 +213,98 @@ def _columnwise_groups(
     x: Tensor, offs: Tensor, amax: Tensor | None, recipe: Recipe
 ) -> tuple[Tensor, ...]:
     """Return the saved tensors of each non-empty group's X^T [K, rows padded], one group after
-    another."""
+    another; without amaxes, of one matrix that holds them side by side."""
+    spans = group_spans(offs.tolist())
+    if amax is None:
+        return tensors_of(recipe.activation(_padded_groups(x, spans), columnwise=True))
     kept: list[Tensor] = []
-    for expert, (start, end) in enumerate(group_spans(offs.tolist())):
+    for expert, (start, end) in enumerate(spans):
         if end > start:
             rows = pad_rows(x[start:end], recipe.block)
-            one = None if amax is None else amax[expert : expert + 1]
+            one = amax[expert : expert + 1]
             kept.extend(tensors_of(recipe.activation(rows, columnwise=True, amax=one)))
     return tuple(kept)
+
+
+def _padded_groups(x: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """Return the groups' rows, each group padded with zero rows to whole MXFP8 blocks."""
+    return torch.cat([x[:0], *(pad_rows(x[start:end], MX_BLOCK) for start, end in spans)])
+
+
+def _nvfp4_grads(
+    dy: Tensor,
+    spans: list[tuple[int, int]],
+    saved_x: list[Tensor],
+    saved_w: list[Tensor],
+    ctx: Any,
+    dx: Tensor | None,
+    dw: Tensor | None,
+) -> None:
+    """Fill dx and dw group after group: each has its own amax."""
+    columns = _rebuild_groups(saved_x, spans, ctx.recipe)
+    w = rebuild_quantized(saved_w, ctx.recipe)
+    for expert, (start, end) in enumerate(spans):
+        if end > start:
+            group_dx, group_dw = quantized_grads(
+                dy[start:end],
+                columns.get(expert),
+                None if w is None else _part(w, expert),
+                ctx.recipe,
+                ctx.gemm,
+                ctx.dtypes,
+            )
+            _store(dx, slice(start, end), group_dx)
+            _store(dw, expert, group_dw)
+
+
+def _mxfp8_grads(
+    dy: Tensor,
+    spans: list[tuple[int, int]],
+    saved_x: list[Tensor],
+    saved_w: list[Tensor],
+    ctx: Any,
+    dx: Tensor | None,
+    dw: Tensor | None,
+) -> None:
+    """Fill dx and dw. No operand has an amax, so that one call quantizes all groups and, unless
+    the tensor core reads codes, one decodes them: a dozen launches instead of a dozen a group."""
+    recipe, gemm = ctx.recipe, ctx.gemm
+    multiplied = (lambda t: t) if gemm == "native" else gemm_operand
+    if dx is not None:
+        rows, w = multiplied(recipe.gradient(dy)), multiplied(recipe.rebuild(saved_w))
+        for expert, (start, end) in enumerate(spans):
+            if end > start:
+                group = _matrix(rows, slice(start, end))
+                dx[start:end] = raw_gemm(group, _matrix(w, expert), gemm)
+    if dw is not None:
+        columns = multiplied(recipe.gradient(_padded_groups(dy, spans), columnwise=True))
+        x = multiplied(recipe.rebuild(saved_x))
+        first = 0
+        for expert, (start, end) in enumerate(spans):
+            if end > start:
+                last = first + end - start + (start - end) % MX_BLOCK
+                group = _columns(columns, first, last)
+                dw[expert] = raw_gemm(group, _columns(x, first, last), gemm)
+                first = last
+
+
+def _matrix(t: MXFP8Tensor | Tensor, index: int | slice) -> QuantizedTensor | Tensor:
+    """Return one matrix of a stack, or some rows."""
+    return t[index] if isinstance(t, Tensor) else _part(t, index)
+
+
+def _columns(t: MXFP8Tensor | Tensor, first: int, last: int) -> QuantizedTensor | Tensor:
+    """Return some columns, in whole blocks."""
+    if isinstance(t, Tensor):
+        return t[:, first:last]
+    scale = t.scale[:, first // MX_BLOCK : last // MX_BLOCK]
+    return MXFP8Tensor(t.data[:, first:last].contiguous(), scale.contiguous())
 
 
 def _rebuild_groups(
     saved: list[Tensor], spans: list[tuple[int, int]], recipe: Recipe
 ) -> dict[int, QuantizedTensor]:
-    """Undo _columnwise_groups: the quantized X^T of each non-empty group, by expert."""
+    """Undo _columnwise_groups of a recipe with amaxes: each non-empty group's X^T, by expert."""
     if not saved:
         return {}
     experts = [expert for expert, (start, end) in enumerate(spans) if end > start]

@@ -6,6 +6,7 @@ from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     MXFP8Recipe,
+    MXFP8Tensor,
     NVFP4Recipe,
     four_over_six_grouped_mm,
     four_over_six_linear,
@@ -16,6 +17,7 @@ from fos_rl.quant import (
     prepare_weight,
     quantized_grouped_mm,
 )
+from fos_rl.quant.gemm import fp32_mm, gemm_operand
 from fos_rl.quant.grouped_gemm import group_amax, group_of_rows
 
 M, K, N = 70, 64, 96
@@ -247,3 +249,22 @@ def test_bad_shapes_and_modes():
         four_over_six_grouped_mm(
             normal(M, K), normal(3, N, K), offsets([16, 48, 70]), gemm="native"
         )
+
+
+def test_mxfp8_groups_reach_the_tensor_core_whole(monkeypatch):
+    """backward "quantized" hands "native" each group's own codes and scales, contiguous."""
+
+    def decoded(a: MXFP8Tensor, b: MXFP8Tensor) -> torch.Tensor:
+        assert all(t.is_contiguous() for m in (a, b) for t in (m.data, m.scale))
+        return fp32_mm(gemm_operand(a), gemm_operand(b))
+
+    monkeypatch.setattr("fos_rl.quant.grouped.check_gemm", lambda gemm, device: None)
+    monkeypatch.setattr("fos_rl.quant.gemm._native_gemm", decoded)
+    results = []
+    for gemm in ("emulated", "native"):
+        x, w = normal(M, K).requires_grad_(), normal(3, N, K, seed=1).requires_grad_()
+        out = mxfp8_grouped_mm(x, w, offsets([5, 5, 64]), gemm=gemm, backward="quantized")
+        out.backward(normal(M, N, seed=2))
+        results.append((out.detach(), x.grad, w.grad))
+    for actual, expected in zip(*results, strict=True):
+        assert_bytes(actual, expected, "outputs and gradients")
