@@ -70,6 +70,8 @@ class GrpoTrainer:
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
+            # One pass over the weights: on two CPU cores a fifth of the time of the default.
+            fused=True,
         )
         self.updates = 0
         # What the routers chose for each sequence of the step, before its first update.
