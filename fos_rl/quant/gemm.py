@@ -54,13 +54,11 @@ def backward_gemm(gemm: Gemm) -> Gemm:
     return "emulated" if gemm == "fixed_tile" else gemm
 
 
-def gemm_operand(t: GemmInput | Tensor) -> Float[Tensor, "*stack rows cols"]:
+def gemm_operand(t: GemmInput) -> Float[Tensor, "*stack rows cols"]:
     """Return what the other GEMMs than "native" multiply: exact, fp32 on the CPU and bf16 on CUDA.
 
-    An MXFP8 element below 2^-133 is not exact in bf16. A tensor is an operand already.
+    An MXFP8 element below 2^-133 is not exact in bf16.
     """
-    if isinstance(t, Tensor):
-        return t
     if isinstance(t, NVFP4Operand):
         return t.operand
     dtype = torch.float32 if t.device.type == "cpu" else torch.bfloat16
@@ -84,15 +82,14 @@ def fp32_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float32[Tensor,
 
 
 def raw_gemm(
-    a: GemmInput | Tensor,
-    b: QuantizedTensor | Tensor,
+    a: GemmInput,
+    b: QuantizedTensor,
     gemm: Gemm,
     b_operand: Tensor | None = None,
 ) -> Float32[Tensor, "m n"]:
     """Return the fp32 sums of products of a [M, K] and b [N, K] before any global scale."""
     if gemm == "native":
-        assert not isinstance(a, NVFP4Operand | Tensor)
-        assert not isinstance(b, Tensor)
+        assert not isinstance(a, NVFP4Operand)
         return _native_gemm(a, b)
     b_operand = gemm_operand(b) if b_operand is None else b_operand
     multiply = fixed_tile_mm if gemm == "fixed_tile" else fp32_mm

@@ -16,6 +16,7 @@ from fos_rl.quant.gemm import (
     apply_global_scales,
     backward_gemm,
     check_gemm,
+    fp32_mm,
     gemm_operand,
     raw_gemm,
 )
@@ -181,12 +182,26 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         offs, *saved = ctx.saved_tensors
         spans = group_spans(offs.tolist())
         saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
-        dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None
-        dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
         with torch.autocast(dy.device.type, enabled=False):
+            if ctx.mode == "quantized" and isinstance(ctx.recipe, MXFP8Recipe):
+                return *_mxfp8_grads(dy, offs, saved_x, saved_w, ctx), None, None
+            dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None
+            dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
             if ctx.mode == "quantized":
-                grads = _mxfp8_grads if isinstance(ctx.recipe, MXFP8Recipe) else _nvfp4_grads
-                grads(dy, spans, saved_x, saved_w, ctx, dx, dw)
+                columns = _rebuild_groups(saved_x, spans, ctx.recipe)
+                w = rebuild_quantized(saved_w, ctx.recipe)
+                for expert, (start, end) in enumerate(spans):
+                    if end > start:
+                        group_dx, group_dw = quantized_grads(
+                            dy[start:end],
+                            columns.get(expert),
+                            None if w is None else _part(w, expert),
+                            ctx.recipe,
+                            ctx.gemm,
+                            ctx.dtypes,
+                        )
+                        _store(dx, slice(start, end), group_dx)
+                        _store(dw, expert, group_dw)
                 return dx, dw, None, None
             x = saved_x[0] if saved_x else None
             w = saved_w[0] if saved_w else None
@@ -231,74 +246,37 @@ def _padded_groups(x: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     return torch.cat([x[:0], *(pad_rows(x[start:end], MX_BLOCK) for start, end in spans)])
 
 
-def _nvfp4_grads(
-    dy: Tensor,
-    spans: list[tuple[int, int]],
-    saved_x: list[Tensor],
-    saved_w: list[Tensor],
-    ctx: Any,
-    dx: Tensor | None,
-    dw: Tensor | None,
-) -> None:
-    """Fill dx and dw group after group: each has its own amax."""
-    columns = _rebuild_groups(saved_x, spans, ctx.recipe)
-    w = rebuild_quantized(saved_w, ctx.recipe)
-    for expert, (start, end) in enumerate(spans):
-        if end > start:
-            group_dx, group_dw = quantized_grads(
-                dy[start:end],
-                columns.get(expert),
-                None if w is None else _part(w, expert),
-                ctx.recipe,
-                ctx.gemm,
-                ctx.dtypes,
-            )
-            _store(dx, slice(start, end), group_dx)
-            _store(dw, expert, group_dw)
-
-
 def _mxfp8_grads(
-    dy: Tensor,
-    spans: list[tuple[int, int]],
-    saved_x: list[Tensor],
-    saved_w: list[Tensor],
-    ctx: Any,
-    dx: Tensor | None,
-    dw: Tensor | None,
-) -> None:
-    """Fill dx and dw. No operand has an amax, so that one call quantizes all groups and, unless
-    the tensor core reads codes, one decodes them: a dozen launches instead of a dozen a group."""
-    recipe, gemm = ctx.recipe, ctx.gemm
-    multiplied = (lambda t: t) if gemm == "native" else gemm_operand
-    if dx is not None:
-        rows, w = multiplied(recipe.gradient(dy)), multiplied(recipe.rebuild(saved_w))
-        for expert, (start, end) in enumerate(spans):
-            if end > start:
-                group = _matrix(rows, slice(start, end))
-                dx[start:end] = raw_gemm(group, _matrix(w, expert), gemm)
-    if dw is not None:
-        columns = multiplied(recipe.gradient(_padded_groups(dy, spans), columnwise=True))
-        x = multiplied(recipe.rebuild(saved_x))
-        first = 0
-        for expert, (start, end) in enumerate(spans):
-            if end > start:
-                last = first + end - start + (start - end) % MX_BLOCK
-                group = _columns(columns, first, last)
-                dw[expert] = raw_gemm(group, _columns(x, first, last), gemm)
-                first = last
+    dy: Tensor, offs: Tensor, saved_x: list[Tensor], saved_w: list[Tensor], ctx: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return dx and dw. No operand has an amax, so that one call quantizes all groups: a dozen
+    launches instead of a dozen a group."""
+    dx = dw = None
+    if saved_w:
+        w = QuantizedWeight(ctx.recipe.rebuild(saved_w))
+        dx = _grouped_sums(ctx.recipe.gradient(dy), w, offs, ctx.gemm).to(ctx.dtypes[0])
+    if saved_x:
+        spans = group_spans(offs.tolist())
+        experts = [expert for expert, (start, end) in enumerate(spans) if end > start]
+        widths = [-(-(end - start) // MX_BLOCK) * MX_BLOCK for start, end in spans if end > start]
+        columns = ctx.recipe.gradient(_padded_groups(dy, spans), columnwise=True)
+        operands = (columns, ctx.recipe.rebuild(saved_x))
+        if ctx.gemm == "native":
+            groups = zip(*(_split_columns(t, widths) for t in operands), strict=True)
+            products = (raw_gemm(a, b, "native") for a, b in groups)
+        else:
+            groups = zip(*(gemm_operand(t).split(widths, 1) for t in operands), strict=True)
+            products = (fp32_mm(a, b) for a, b in groups)
+        dw = dy.new_zeros(ctx.w_shape, dtype=ctx.dtypes[1])
+        for expert, product in zip(experts, products, strict=True):
+            dw[expert] = product
+    return dx, dw
 
 
-def _matrix(t: MXFP8Tensor | Tensor, index: int | slice) -> QuantizedTensor | Tensor:
-    """Return one matrix of a stack, or some rows."""
-    return t[index] if isinstance(t, Tensor) else _part(t, index)
-
-
-def _columns(t: MXFP8Tensor | Tensor, first: int, last: int) -> QuantizedTensor | Tensor:
-    """Return some columns, in whole blocks."""
-    if isinstance(t, Tensor):
-        return t[:, first:last]
-    scale = t.scale[:, first // MX_BLOCK : last // MX_BLOCK]
-    return MXFP8Tensor(t.data[:, first:last].contiguous(), scale.contiguous())
+def _split_columns(t: MXFP8Tensor, widths: list[int]) -> list[MXFP8Tensor]:
+    """Return matrices of so many columns, each contiguous, as the tensor core reads them."""
+    data, scale = t.data.split(widths, 1), t.scale.split([w // MX_BLOCK for w in widths], 1)
+    return [MXFP8Tensor(d.contiguous(), s.contiguous()) for d, s in zip(data, scale, strict=True)]
 
 
 def _rebuild_groups(
