@@ -183,7 +183,7 @@ class EvalConfig(Frozen):
 
     sets: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names (gsm8k, math500, aime24, aime25) or files; a file's set goes by its name without the
-    suffix."""
+    suffix. `held_out`: problems of generated arithmetic that the run does not train on."""
     every: Positive = 10
     """Steps between evaluations; the last step has one, too."""
     samples: Annotated[int, Field(ge=0)] = 1

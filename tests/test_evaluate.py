@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from fos_rl.cli import main
 from fos_rl.config import load_config, parse_config
-from fos_rl.data.eval_sets import NAMED_SETS, load_eval_set
+from fos_rl.data.eval_sets import NAMED_SETS, load_eval_set, load_eval_sets
+from fos_rl.data.problems import load_problems
 from fos_rl.eval_config import eval_config, eval_precisions
 from fos_rl.evaluate import Evaluator, accuracy_metrics, pass_at_k
 from fos_rl.launch import train
@@ -270,3 +271,31 @@ def test_fos_rl_eval_of_a_model(tmp_path: Path) -> None:
         names = ("avg@2", "pass@2", "greedy", "truncated_frac")
         assert metrics.keys() == {f"eval/sums/{name}" for name in names}
     assert all(len(sets["sums"]) == 5 for sets in found[0]["num_correct"].values())
+
+
+def _held_out_config(**data: object) -> dict[str, object]:
+    return {
+        "model": {"path": "random:llama"},
+        "data": {"type": "arithmetic", **data},
+        "eval": {"sets": ["held_out"], "max_problems": 30},
+    }
+
+
+def test_held_out_problems_are_of_the_task_and_not_trained_on(tokenizer) -> None:
+    config = parse_config(_held_out_config(difficulty=2, num_problems=1000))
+    trained = {problem.id for problem in load_problems(config.data, config.seed).rows}
+    (held_out,) = load_eval_sets(config, tokenizer)
+    assert held_out.summary == "held_out: 30 problems"
+    assert held_out.rule == "last_integer"
+    assert len({prompt.id for prompt in held_out.prompts} - trained) == 30
+    expressions = [prompt.id.removeprefix("arithmetic/") for prompt in held_out.prompts]
+    assert [int(p.answer) for p in held_out.prompts] == [eval(e) for e in expressions]
+
+
+def test_what_cannot_be_held_out_is_refused(tokenizer) -> None:
+    whole = parse_config(_held_out_config(difficulty=1))
+    with pytest.raises(ValueError, match=r"data\.num_problems = 1000: all 81 .*lower it"):
+        load_eval_sets(whole, tokenizer)
+    other = parse_config(_held_out_config() | {"data": {"type": "vowels"}})
+    with pytest.raises(ValueError, match=r"'held_out'.*data\.type = 'vowels'"):
+        load_eval_sets(other, tokenizer)

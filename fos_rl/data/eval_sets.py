@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fos_rl.config import DapoMathData, Data, DatasetData, Gsm8kData, RunConfig
-from fos_rl.data.problems import load_problems
+from fos_rl.config import ArithmeticData, DapoMathData, Data, DatasetData, Gsm8kData, RunConfig
+from fos_rl.data.problems import Problems, held_out_arithmetic, load_problems
 from fos_rl.data.prompts import encode_problems
 from fos_rl.data.tables import open_table
 from fos_rl.data.verifiers import Rule
@@ -25,6 +25,10 @@ NAMED_SETS: dict[str, Data] = {
         path="math-ai/aime25", split="test", prompt_column="problem", answer_column="answer"
     ),
 }
+
+HELD_OUT = "held_out"
+"""Problems of the run's own generated task that it does not train on."""
+_HELD_OUT_PROBLEMS = 200
 
 _QUESTION_COLUMNS = ("prompt", "problem", "question")
 _ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
@@ -54,7 +58,24 @@ def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:
     if config.eval is None:
         return []
     limit, most = config.rollout.max_prompt_tokens, config.eval.max_problems
-    return [load_eval_set(name, tokenizer, limit, most) for name in config.eval.sets]
+    return [
+        _held_out(config, tokenizer)
+        if name == HELD_OUT
+        else load_eval_set(name, tokenizer, limit, most)
+        for name in config.eval.sets
+    ]
+
+
+def _held_out(config: RunConfig, tokenizer: Any) -> EvalSet:
+    assert config.eval is not None
+    if not isinstance(config.data, ArithmeticData):
+        raise ValueError(
+            f"eval.sets: {HELD_OUT!r} is of generated problems, data.type = 'arithmetic'; "
+            f"data.type = {config.data.type!r} needs a file or a named set"
+        )
+    number = config.eval.max_problems or _HELD_OUT_PROBLEMS
+    problems = held_out_arithmetic(config.data, config.seed, number)
+    return _eval_set(HELD_OUT, problems, tokenizer, config.rollout.max_prompt_tokens, number)
 
 
 def load_eval_set(
@@ -70,14 +91,24 @@ def load_eval_set(
         problems = load_problems(data, seed=0)
     except ValueError as error:
         raise ValueError(f"eval.sets: {source!r}: {error}") from error
+    name = source if source in NAMED_SETS else Path(source).stem
+    return _eval_set(name, problems, tokenizer, max_prompt_tokens, max_problems)
+
+
+def _eval_set(
+    name: str,
+    problems: Problems,
+    tokenizer: Any,
+    max_prompt_tokens: int,
+    max_problems: int | None,
+) -> EvalSet:
     encoded = encode_problems(problems.rows[:max_problems], tokenizer)
     prompts = [prompt for prompt in encoded if len(prompt.token_ids) <= max_prompt_tokens]
     if not prompts:
         raise ValueError(
-            f"eval.sets: {source!r}: all {len(encoded)} prompts have more than "
+            f"eval.sets: {name!r}: all {len(encoded)} prompts have more than "
             f"rollout.max_prompt_tokens = {max_prompt_tokens} tokens; raise it"
         )
-    name = source if source in NAMED_SETS else Path(source).stem
     too_long = len(encoded) - len(prompts)
     return EvalSet(name=name, prompts=prompts, rule=problems.verifier, too_long=too_long)
 

@@ -136,8 +136,27 @@ def _parse_once(
         yield known[key]
 
 
+def held_out_arithmetic(config: ArithmeticData, seed: int, num_problems: int) -> Problems:
+    """Problems of the section's kind that `load_problems` with the same seed does not hold: the
+    generator draws distinct ones in order, and these are the next.
+
+    Raises:
+        ValueError: when the section already holds every problem of its difficulty.
+    """
+    drawn = generate_arithmetic(config.difficulty, config.num_problems + num_problems, seed)
+    if not (pairs := drawn[config.num_problems :]):
+        raise ValueError(
+            f"data.num_problems = {config.num_problems}: all {len(drawn)} problems of "
+            f"data.difficulty = {config.difficulty} are trained on; lower it to hold some out"
+        )
+    return _arithmetic_rows(pairs)
+
+
 def _arithmetic_problems(config: ArithmeticData, seed: int) -> Problems:
-    pairs = generate_arithmetic(config.difficulty, config.num_problems, seed)
+    return _arithmetic_rows(generate_arithmetic(config.difficulty, config.num_problems, seed))
+
+
+def _arithmetic_rows(pairs: Iterable[tuple[str, int]]) -> Problems:
     problems = [
         Problem(
             id=f"arithmetic/{expression.replace(' ', '')}",
