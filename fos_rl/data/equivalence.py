@@ -5,7 +5,7 @@ import logging
 import re
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from fos_rl.data.normalize import (
     Number,
@@ -28,7 +28,10 @@ _INDEX = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}\s+[A-Za-z]{2,}")
 
 
-def answers_equal(answer: str, gold: str) -> bool:
+By = Literal["text or value", "value"]
+
+
+def answers_equal(answer: str, gold: str, *, by: By = "text or value") -> bool:
     """Whether an answer found in a response has the gold answer's value.
 
     Numbers are compared exactly (34.0 is 34, 0.33 is not 1/3; six digits of a rounded decimal are
@@ -36,14 +39,17 @@ def answers_equal(answer: str, gold: str) -> bool:
     0.25. An answer of several values is wrong for a gold answer of one. Tuples and intervals
     compare in order with their brackets, sets in any order, words whole. Everything else goes to
     math-verify, which has no time limit of its own here.
+
+    `by="value"` leaves out the comparison of the two as text, so a gold answer equals itself only
+    if it has a value that can be read, or is a word.
     """
-    return _equal(normalize_answer(answer), normalize_answer(gold), depth=0)
+    return _equal(normalize_answer(answer), normalize_answer(gold), by, depth=0)
 
 
-def _equal(answer: str, gold: str, depth: int) -> bool:
+def _equal(answer: str, gold: str, by: By, depth: int) -> bool:
     if not answer or not gold or depth > 3:
         return False
-    if _squeeze(answer) == _squeeze(gold):
+    if by == "text or value" and _squeeze(answer) == _squeeze(gold):
         return True
     gold_number = bare_number(gold)
     if gold_number is not None and not _is_list(gold):
@@ -58,35 +64,35 @@ def _equal(answer: str, gold: str, depth: int) -> bool:
     if re.fullmatch(r"[A-Z]", gold):
         choice = re.match(r"(?:option |choice )?\(?([A-Z])(?:\)|[.:]\s|\)\s|$)", answer)
         return choice is not None and choice[1] == gold
-    return _structures_equal(answer, gold, depth)
+    return _structures_equal(answer, gold, by, depth)
 
 
-def _structures_equal(answer: str, gold: str, depth: int) -> bool:
+def _structures_equal(answer: str, gold: str, by: By, depth: int) -> bool:
     answer, gold = _without_unit(answer), _without_unit(gold)
     gold_assigns, answer_assigns = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
     if gold_assigns and answer_assigns and _names_differ(answer, gold):
         return False
     if gold_assigns and "=" not in answer:
-        return _equal(answer, gold_assigns["value"].strip(), depth + 1)
+        return _equal(answer, gold_assigns["value"].strip(), by, depth + 1)
     if answer_assigns and "=" not in gold:
-        return _equal(answer_assigns["value"].strip(), gold, depth + 1)
+        return _equal(answer_assigns["value"].strip(), gold, by, depth + 1)
     for whole in (_plus_minus, _ratio):
         gold_parts, answer_parts = whole(gold), whole(answer)
         if gold_parts and not answer_parts and whole is _plus_minus:
             answer_parts = _Parts("{}", split_elements(_strip_braces(answer)))
         if gold_parts and answer_parts:
-            return _parts_equal(answer_parts, gold_parts, depth)
+            return _parts_equal(answer_parts, gold_parts, by, depth)
     gold_parts, answer_parts = _bracketed(gold), _bracketed(answer)
     if gold_parts and answer_parts:
-        return _parts_equal(answer_parts, gold_parts, depth)
+        return _parts_equal(answer_parts, gold_parts, by, depth)
     if gold_parts and not answer_parts and gold_parts.kind in ("()", "{}"):
         # (1, 2) may be written 1, 2.
         elements = split_elements(answer)
         if len(elements) == len(gold_parts.elements) > 1:
-            return _parts_equal(_Parts(gold_parts.kind, elements), gold_parts, depth)
+            return _parts_equal(_Parts(gold_parts.kind, elements), gold_parts, by, depth)
     if not gold_parts and _is_list(gold):
         elements = answer_parts.elements if answer_parts else split_elements(answer)
-        return _parts_equal(_Parts("{}", elements), _Parts("{}", split_elements(gold)), depth)
+        return _parts_equal(_Parts("{}", elements), _Parts("{}", split_elements(gold)), by, depth)
     if gold_parts is None and answer_parts is not None and len(answer_parts.elements) > 1:
         return False
     if gold_parts is None and _is_several(answer):
@@ -109,15 +115,15 @@ class _Parts:
         self.elements = elements
 
 
-def _parts_equal(answer: _Parts, gold: _Parts, depth: int) -> bool:
+def _parts_equal(answer: _Parts, gold: _Parts, by: By, depth: int) -> bool:
     if answer.kind != gold.kind or len(answer.elements) != len(gold.elements):
         return False
     if gold.kind != "{}":
         pairs = zip(answer.elements, gold.elements, strict=True)
-        return all(_equal(a, g, depth + 1) for a, g in pairs)
+        return all(_equal(a, g, by, depth + 1) for a, g in pairs)
     left = list(gold.elements)
     for element in answer.elements:
-        match = next((g for g in left if _equal(element, g, depth + 1)), None)
+        match = next((g for g in left if _equal(element, g, by, depth + 1)), None)
         if match is None:
             return False
         left.remove(match)

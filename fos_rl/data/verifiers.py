@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from fos_rl.config import RewardConfig
     from fos_rl.types import FinishReason, Rollout
 
-Rule = Literal["math", "last_integer", "has_letter_of"]
+Rule = Literal["math", "math_by_value", "last_integer", "has_letter_of"]
+_MATH_VERIFY = f"(math-verify {version('math-verify')})"
 VERIFIER_NAMES: dict[Rule, str] = {
-    "math": f"fos_rl.math/1 (math-verify {version('math-verify')})",
+    "math": f"fos_rl.math/1 {_MATH_VERIFY}",
+    "math_by_value": f"fos_rl.math_by_value/1 {_MATH_VERIFY}",
     "last_integer": "fos_rl.last_integer/1",
     "has_letter_of": "fos_rl.has_letter_of/1",
 }
@@ -53,6 +55,16 @@ def verify(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> 
     return 0.0 if answer is None else float(answers_equal(answer, gold))
 
 
+def verify_by_value(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
+    """As `verify`, but the answer's text being the gold answer's is no proof: both need a value.
+
+    For the check of gold answers: one that does not equal itself this way has nothing that another
+    spelling of it could equal. A word has no value beyond its text and equals itself.
+    """
+    answer = find_answer(response, complete=finish_reason == "stop")
+    return 0.0 if answer is None else float(answers_equal(answer, gold, by="value"))
+
+
 def verify_last_integer(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
     """1.0 if the last number of a finished response is the gold integer: `7`, `3 + 4 = 7.`
 
@@ -75,6 +87,7 @@ def verify_has_letter_of(
 
 RULES: dict[Rule, Callable[[str, str, "FinishReason"], float]] = {
     "math": verify,
+    "math_by_value": verify_by_value,
     "last_integer": verify_last_integer,
     "has_letter_of": verify_has_letter_of,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.data.verifiers import verify, verify_last_integer
+from fos_rl.data.verifiers import verify, verify_by_value, verify_last_integer
 
 HERE = Path(__file__).parent
 ECHO = (
@@ -291,3 +291,23 @@ def real_golds() -> list[str]:
 def test_real_golds_verify_against_themselves_and_no_other(gold: str, form: str) -> None:
     assert verify(form.format(gold), gold) == 1.0
     assert verify(form.format("31415"), gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "reward"),
+    [
+        ("34", 1.0),
+        (r"\frac{1}{2}", 1.0),
+        ("(1, x)", 1.0),
+        ("x^2 + 1", 1.0),
+        ("Yes", 1.0),
+        ("even numbers", 1.0),
+        ("B", 1.0),
+        # Nothing here has a value.
+        ("34 35 36", 0.0),
+        (r"\frac{1}{", 0.0),
+        ("We add 17 and 17. So it is 34, which is 2 times 17.", 0.0),
+    ],
+)
+def test_by_value_the_same_text_is_no_proof(gold: str, reward: float) -> None:
+    assert verify_by_value(f"Answer: {gold}", gold) == reward
