@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fos_rl.config import load_config
+from fos_rl.config import load_config, other_arm
 from fos_rl.eval_config import eval_config, eval_precisions, is_run
 from fos_rl.study import load_study
 
@@ -76,7 +76,8 @@ explains why the recorded log-probs are not those of the run's arm.
 
   fos-rl rescore runs/demo                       each step whose weights exist
   fos-rl rescore runs/demo --steps 0 3
-  fos-rl rescore runs/demo --set model.precision.recipe=nvfp4      that arm's mismatch instead
+  fos-rl rescore runs/demo --recipe nvfp4        that arm's mismatch instead
+  fos-rl rescore runs/demo --set model.precision.recipe=nvfp4      the same, all else as it was
   fos-rl rescore rollouts.jsonl --config configs/demo.toml         another toolkit's records
 
 Weights: the initial model for step 0, later steps need trainer.save_every. A JSONL file has one
@@ -248,6 +249,7 @@ def _add_diagnosis(commands: Any) -> None:
     )
     rescore.add_argument("source", type=Path, metavar="RUN", help="a run folder or a JSONL file")
     rescore.add_argument("--config", metavar="FILE", help="of a JSONL file: the arm that sampled")
+    rescore.add_argument("--recipe", metavar="NAME", help="as in fos-rl train: another arm")
     _add_overrides(rescore)
     rescore.add_argument(
         "--steps", type=int, nargs="+", metavar="N", help="these steps (default all)"
@@ -371,7 +373,7 @@ def _rescore(args: argparse.Namespace) -> int:
         )
     file = args.source / "config.toml" if is_run else args.config
     config = load_config(file)
-    arm = load_config(file, args.overrides) if args.overrides else None
+    arm = other_arm(file, args.overrides, args.recipe) if args.overrides or args.recipe else None
     from fos_rl.diagnose.commands import rescore
 
     return rescore(args.source, config, arm=arm, steps=args.steps, tokens=args.tokens)

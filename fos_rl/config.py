@@ -305,6 +305,14 @@ def load_config(
     return resolve_config(read_toml(Path(path), "see configs/ for examples"), overrides, recipe)
 
 
+def other_arm(path: str | Path, overrides: Sequence[str], recipe: str | None) -> RunConfig:
+    """`load_config` for a forward alone: how the file's run differentiates may not fit another
+    recipe, and is in no forward."""
+    tree = read_toml(Path(path), "give the config of the arm")
+    tree.get("trainer", {}).pop("backward_override", None)
+    return resolve_config(tree, overrides, recipe)
+
+
 def resolve_config(
     tree: dict[str, Any], overrides: Sequence[str] = (), recipe: str | None = None
 ) -> RunConfig:
@@ -312,7 +320,8 @@ def resolve_config(
     if recipe is not None:
         file = _recipe_file(recipe)
         tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))
-    for override in overrides:
+    # A new type or recipe first: it takes old keys away, and none that this command line sets.
+    for override in sorted(overrides, key=lambda text: not _is_choice(text)):
         _apply_override(tree, override)
     return parse_config(tree)
 
@@ -403,7 +412,27 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if leaf == "type" and tree.get("type") != value:
         # Another type has other fields; what the file said of the old one does not carry over.
         tree.clear()
+    if leaf == "recipe":
+        _keep_shared_settings(tree, ".".join(parents), value)
     tree[leaf] = value
+
+
+def _is_choice(override: str) -> bool:
+    """Whether it chooses which other keys its section has."""
+    return override.partition("=")[0].rpartition(".")[2] in ("type", "recipe")
+
+
+def _keep_shared_settings(tree: dict[str, Any], section: str, recipe: Any) -> None:
+    """Take out what another recipe does not have, and the old recipe's defaults, which a resolved
+    config spells out: the new recipe has its own."""
+    models = {_tag(model): model for model in section_models(section)}
+    old, new = models.get(tree.get("recipe", "bf16")), models.get(recipe)
+    if old is None or new is None or old is new:
+        return
+    defaults = old().model_dump(mode="json")
+    for key in list(tree):
+        if key not in new.model_fields or tree[key] == defaults.get(key):
+            del tree[key]
 
 
 # What to do about it, where pydantic's rule alone does not tell.

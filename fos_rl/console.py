@@ -1,24 +1,38 @@
-"""What the user watches: one line a step, a bar with the time left, a table at the end."""
+"""What the user watches: one line per step, a bar with the time left, a table at the end."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from fos_rl.types import StepRecord
 
-# Heading, metric, format.
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    key: str
+    format: str
+    width: int
+
+
+# The first matter most: a narrow terminal leaves out the last. All together are 76 wide.
 _COLUMNS = (
-    ("reward", "reward/mean", "{:.3f}"),
-    ("|log-prob diff|", "mismatch/log_prob_abs_diff/mean", "{:.2e}"),
-    ("max", "mismatch/log_prob_abs_diff/max", "{:.2e}"),
-    ("clip", "loss/clip_frac", "{:.3f}"),
-    ("length", "rollout/response_length/mean", "{:.0f}"),
-    ("gen tok/s", "throughput/generate_tokens_per_s", "{:.0f}"),
-    ("step s", "time/step_s", "{:.1f}"),
+    _Column("step", "step", "{:.0f}", 6),
+    _Column("reward", "reward/mean", "{:.3f}", 7),
+    _Column("|d| mean", "mismatch/log_prob_abs_diff/mean", "{:.2e}", 8),
+    _Column("median", "mismatch/log_prob_abs_diff/p50", "{:.2e}", 8),
+    _Column("max", "mismatch/log_prob_abs_diff/max", "{:.2e}", 8),
+    _Column("clip", "loss/clip_frac", "{:.3f}", 6),
+    _Column("length", "rollout/response_length/mean", "{:.0f}", 6),
+    _Column("step s", "time/step_s", "{:.1f}", 8),
+    _Column("gen tok/s", "throughput/generate_tokens_per_s", "{:.0f}", 9),
 )
+_HEADING_EVERY = 20
+# A file or a pipe has no width of its own.
+_FILE_WIDTH = 80
 
 
 class RunConsole:
@@ -58,23 +72,71 @@ class RunConsole:
             yield
 
     def step(self, record: StepRecord) -> None:
-        if self._printed % 20 == 0:
-            self.say(" ".join(["  step", *(f"{head:>15}" for head, _, _ in _COLUMNS)]))
-        cells = (f"{cell:>15}" for cell in _cells(record.metrics))
-        self.say(" ".join([f"{record.step:>6}", *cells]))
+        if self._printed % _HEADING_EVERY == 0:
+            self.say(heading(self._width))
+        self.say(step_line({**record.metrics, "step": record.step}, self._width))
+        for line in eval_lines(record.metrics, self._width):
+            self.say(line)
         self._printed += 1
         self._progress.advance(self._task)
 
-    def summary(self, steps: Sequence[dict[str, float]], folder: str) -> None:
-        """The table of the whole run."""
-        table = Table(title=folder)
-        table.add_column("step", justify="right")
-        for heading, _, _ in _COLUMNS:
-            table.add_column(heading, justify="right")
+    def summary(self, steps: Sequence[Mapping[str, float]], folder: str) -> None:
+        """The table of the whole run, and its last evaluation."""
+        self.say(folder)
+        self.say(heading(self._width))
         for metrics in steps:
-            table.add_row(str(int(metrics["step"])), *_cells(metrics))
-        self.console.print(table)
+            self.say(step_line(metrics, self._width))
+        evaluated = [metrics for metrics in steps if eval_lines(metrics, self._width)]
+        for metrics in evaluated[-1:]:
+            self.say(f"evaluation after step {metrics['step']:.0f}")
+            for line in eval_lines(metrics, self._width):
+                self.say(line)
+
+    @property
+    def _width(self) -> int:
+        return self.console.width if self.console.is_terminal else _FILE_WIDTH
 
 
-def _cells(metrics: dict[str, float]) -> list[str]:
-    return [f.format(metrics[key]) if key in metrics else "-" for _, key, f in _COLUMNS]
+def heading(width: int) -> str:
+    return " ".join(f"{column.heading:>{column.width}}" for column in _fitting(width))
+
+
+def step_line(metrics: Mapping[str, float], width: int) -> str:
+    """A step's figures under `heading(width)`; what it did not measure is `-`."""
+    return " ".join(
+        f"{c.format.format(metrics[c.key]) if c.key in metrics else '-':>{c.width}}"
+        for c in _fitting(width)
+    )
+
+
+def eval_lines(metrics: Mapping[str, float], width: int) -> list[str]:
+    """A step's `eval/<set>/<figure>` metrics, one set after the other, wrapped between figures.
+
+    Example: `  eval gsm8k: avg@4 0.250, pass@4 0.500, truncated_frac 0.000`.
+    """
+    sets: dict[str, list[str]] = {}
+    for key, value in metrics.items():
+        if key.startswith("eval/"):
+            name, _, figure = key.removeprefix("eval/").rpartition("/")
+            sets.setdefault(name, []).append(f"{figure} {value:.3f}")
+    lines: list[str] = []
+    for name, figures in sets.items():
+        lines.append(f"  eval {name}:")
+        for number, figure in enumerate(figures):
+            part = f" {figure}" + ("," if number < len(figures) - 1 else "")
+            if len(lines[-1]) + len(part) > width:
+                lines.append("   ")
+            lines[-1] += part
+    return lines
+
+
+def _fitting(width: int) -> list[_Column]:
+    """The leading columns that fit into so many characters, and always the first four."""
+    kept: list[_Column] = []
+    used = -1
+    for number, column in enumerate(_COLUMNS):
+        used += 1 + column.width
+        if used > width and number >= 4:
+            break
+        kept.append(column)
+    return kept

@@ -10,7 +10,7 @@ import tomli_w
 
 from fos_rl.config import RunConfig, VowelsData, load_config, parse_config
 from fos_rl.explain import explain
-from fos_rl.spec import FourOverSix, Mxfp8
+from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -168,6 +168,30 @@ def test_another_data_type_replaces_the_section(tmp_path: Path) -> None:
     path.write_text(tomli_w.dumps(_merged("data", difficulty=3)))
     config = load_config(path, ["data.type=gsm8k", "data.path=x.jsonl"])
     assert config.data.path == "x.jsonl"
+
+
+@pytest.mark.parametrize("old", [Bf16(), Mxfp8(), Nvfp4(), FourOverSix()], ids=lambda p: p.recipe)
+@pytest.mark.parametrize("new", [Bf16(), Mxfp8(), Nvfp4(), FourOverSix()], ids=lambda p: p.recipe)
+def test_another_recipe_by_set_takes_the_place_of_a_resolved_one(
+    tmp_path: Path, old: Precision, new: Precision
+) -> None:
+    """A resolved config spells out the defaults of its recipe, which are not the other's."""
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(_merged("model", precision=old.model_dump(mode="json"))))
+    config = load_config(path, [f"model.precision.recipe={new.recipe}"])
+    assert config.model.precision == new
+
+
+def test_another_recipe_by_set_keeps_what_was_chosen_and_fits(tmp_path: Path) -> None:
+    chosen = FourOverSix(compute_dtype="float32", include=("*.mlp.*",), e4m3_scale_bound=448)
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(_merged("model", precision=chosen.model_dump(mode="json"))))
+    # The order on the command line does not matter.
+    overrides = ["model.precision.scale_mode=floor", "model.precision.recipe=mxfp8"]
+    expected = Mxfp8(compute_dtype="float32", include=("*.mlp.*",), scale_mode="floor")
+    assert load_config(path, overrides).model.precision == expected
+    with pytest.raises(ValueError, match=r"model\.precision\.recipe: 'fp4' is unknown"):
+        load_config(path, ["model.precision.recipe=fp4"])
 
 
 @pytest.mark.parametrize("override", ["lr", "=3", "model.path.deep=1"])
