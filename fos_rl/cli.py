@@ -1,14 +1,17 @@
 """The command line: one function a command."""
 
 import argparse
+import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from fos_rl.config import load_config, other_arm
+from fos_rl.config import load_config, other_arm, run_config_file
 from fos_rl.eval_config import eval_config, eval_precisions, is_run
+from fos_rl.files import describe_os_error
 from fos_rl.study import load_study
 
 _TRAIN_HELP = """\
@@ -86,7 +89,22 @@ object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. A user's mistake prints its remedy and gives 2."""
-    args = _parser().parse_args(arguments)
+    try:
+        try:
+            return _run(_parser().parse_args(arguments))
+        finally:
+            # Here, and not when the interpreter ends, where nothing can handle what it raises.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone(sys.stdout):
+            raise
+        # As with `| head`: all that was wanted has been read.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(args: argparse.Namespace) -> int:
     # A scheduler that ends a job, or kill, does what Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -97,11 +115,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        described = describe_os_error(error)
+        if described is None:
+            raise
+        print(f"failed: {described}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the run folder holds every finished step", file=sys.stderr)
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _reader_is_gone(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads from any more."""
+    poll = select.poll()
+    poll.register(stream, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -371,7 +402,7 @@ def _rescore(args: argparse.Namespace) -> int:
             if is_run
             else f"{args.source} is no run folder; give --config FILE, the arm that sampled"
         )
-    file = args.source / "config.toml" if is_run else args.config
+    file = run_config_file(args.source) if is_run else args.config
     config = load_config(file)
     arm = other_arm(file, args.overrides, args.recipe) if args.overrides or args.recipe else None
     from fos_rl.diagnose.commands import rescore

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fos_rl.algorithm import AlgorithmConfig
+from fos_rl.files import read_text
 from fos_rl.spec import Bf16, Consistency, Frozen, Precision, check_consistency
 
 Positive = Annotated[int, Field(gt=0)]
@@ -319,7 +320,7 @@ def resolve_config(
     """`load_config` of what a file would hold."""
     if recipe is not None:
         file = _recipe_file(recipe)
-        tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}; {_known_recipes()}"))
+        tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}: {_known_recipes()}"))
     # A new type or recipe first: it takes old keys away, and none that this command line sets.
     for override in sorted(overrides, key=lambda text: not _is_choice(text)):
         _apply_override(tree, override)
@@ -327,13 +328,28 @@ def resolve_config(
 
 
 def read_toml(path: Path, hint: str) -> dict[str, Any]:
-    """The tables of a TOML file; ValueError with the hint when there is none."""
-    if not path.is_file():
-        raise ValueError(f"config file {path} does not exist; {hint}")
+    """The tables of a TOML file; ValueError with the hint when there are none."""
     try:
-        return tomllib.loads(path.read_text())
+        tree = tomllib.loads(read_text(path, hint))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from None
+        raise ValueError(f"{path} is not valid TOML: {error}; {hint}") from None
+    if not tree:
+        raise ValueError(f"{path} is empty; {hint}")
+    return tree
+
+
+def run_config_file(run: Path) -> Path:
+    """The resolved config of a run folder.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    file = run / "config.toml"
+    if not file.is_file():
+        raise ValueError(
+            f"{run} is no run folder, it has no config.toml; give one, as in runs/NAME"
+        )
+    return file
 
 
 def _recipe_file(recipe: str) -> Path:
@@ -351,14 +367,22 @@ def with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
     """A config tree under a recipe, which replaces its precision and the backward that went with
     it; see `load_config`."""
     merged = merge_config(tree, recipe)
-    precision = recipe.get("model", {}).get("precision")
-    if precision is None:
+    if "precision" not in _table(recipe, "model"):
         return merged
-    trainer = dict(merged.get("trainer", {}))
-    if "backward_override" not in recipe.get("trainer", {}):
+    precision = dict(_table(recipe["model"], "precision", "model."))
+    trainer = dict(_table(merged, "trainer"))
+    if "backward_override" not in _table(recipe, "trainer"):
         trainer.pop("backward_override", None)
-    model = {**merged["model"], "precision": dict(precision)}
+    model = {**_table(merged, "model"), "precision": precision}
     return {**merged, "model": model, "trainer": trainer}
+
+
+def _table(tree: dict[str, Any], key: str, section: str = "") -> dict[str, Any]:
+    """A table of a config tree, empty where there is none."""
+    value = tree.get(key, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{section}{key} = {value!r}: it is a table; write [{section}{key}]")
+    return value
 
 
 def merge_config(base: dict[str, Any], over: dict[str, Any], section: str = "") -> dict[str, Any]:
@@ -397,18 +421,22 @@ def parse_config(tree: dict[str, Any]) -> RunConfig:
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
-    if not separator or not key:
+    *parents, leaf = parts = key.strip().split(".")
+    if not separator or not all(parts):
         raise ValueError(f"--set {override!r}: write it as a.b=VALUE, as in trainer.lr=1e-6")
+    if "\n" in text:
+        raise ValueError(f"--set {override!r}: one setting has one line; give the others their own")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         # An unquoted word is a string: --set data.type=gsm8k.
         value = text
-    *parents, leaf = key.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
-            raise ValueError(f"--set {override!r}: {parent} is a value, not a section")
+            raise ValueError(
+                f"--set {override!r}: {parent} is a value, not a section; give it as {parent}=VALUE"
+            )
     if leaf == "type" and tree.get("type") != value:
         # Another type has other fields; what the file said of the old one does not carry over.
         tree.clear()

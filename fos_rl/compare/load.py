@@ -1,14 +1,14 @@
 """Run folders and study folders, read into arms: one arm, its runs under several seeds."""
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from fos_rl.config import read_toml
+from fos_rl.files import read_json_lines
 from fos_rl.runs import read_metrics
 from fos_rl.spec import flatten
 
@@ -44,7 +44,9 @@ class Run:
 
     def rollouts(self, step: int) -> list[dict]:
         """A step's samples as runs.py wrote them; empty when the file is gone."""
-        return _read_rows(self.path / "rollouts" / f"{step:06d}.jsonl")
+        return _read_rows(
+            self.path / "rollouts" / f"{step:06d}.jsonl", ("group", "prompt_id", "reward")
+        )
 
     def group_rewards(self, step: int) -> GroupRewards:
         """Mean reward of each prompt's responses. Read once: a step's samples can be large."""
@@ -58,7 +60,8 @@ class Run:
 
     def log_probs(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(generator, trainer) log-probs of a step's trained tokens, each [tokens]."""
-        rows = _read_rows(self.path / "rollouts" / f"{step:06d}.trainer.jsonl")
+        sides = ("generator_log_probs", "trainer_log_probs")
+        rows = _read_rows(self.path / "rollouts" / f"{step:06d}.trainer.jsonl", sides)
         generator = [value for row in rows for value in row["generator_log_probs"]]
         trainer = [value for row in rows for value in row["trainer_log_probs"]]
         return np.asarray(generator), np.asarray(trainer)
@@ -133,7 +136,7 @@ def _run_folders(path: Path) -> list[Path]:
     """The run folders at or below a path, a study's arms in the study file's order."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder; give a run folder or a study's, as in runs/NAME")
-    if (path / "config.toml").is_file():
+    if (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file():
         return [path]
     # ARM/seed_N of a study, or seed_N of an arm; what ablate moved aside has another name.
     below = [p for pattern in ("seed_*", "*/seed_*") for p in path.glob(pattern)]
@@ -153,26 +156,22 @@ def _study_of(paths: Sequence[Path]) -> dict:
     file = paths[0] / "study.toml"
     if len(paths) != 1 or not file.is_file():
         return {}
-    return tomllib.loads(file.read_text())
+    study = read_toml(file, "restore it, or move it away")
+    for key, kind in (("arms", dict), ("baseline", str)):
+        if not isinstance(study.get(key, kind()), kind):
+            raise ValueError(f"{file}: {key} = {study[key]!r}; write it as a study file has it")
+    return study
 
 
 def _read_steps(folder: Path) -> list[dict[str, float]]:
-    if not (folder / "metrics.jsonl").is_file():
-        return []
-    try:
-        return read_metrics(folder)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{folder / 'metrics.jsonl'} has a line that is not JSON ({error}); "
-            "remove the line, or leave the run out"
-        ) from None
+    return read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
 
 
 def _read_run(folder: Path, steps: list[dict[str, float]]) -> Run:
     file = folder / "config.toml"
     if not file.is_file():
         raise ValueError(f"{folder} has metrics but no config.toml; restore it or leave it out")
-    settings = flatten(tomllib.loads(file.read_text()))
+    settings = flatten(read_toml(file, "restore it, or leave the run out"))
     seed = settings.get("seed", 0)
     return Run(
         path=folder,
@@ -212,7 +211,7 @@ def _unfinished(run: Run) -> list[str]:
     return []
 
 
-def _read_rows(path: Path) -> list[dict]:
+def _read_rows(path: Path, keys: Sequence[str]) -> list[dict]:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_json_lines(path, "restore it, or leave the run out", keys)

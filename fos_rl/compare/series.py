@@ -1,6 +1,5 @@
 """What a plot draws of an arm: a metric step by step, bin by bin or layer by layer."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ import numpy as np
 from fos_rl.compare.load import Arm, Run
 from fos_rl.compare.quantities import value_of
 from fos_rl.compare.statistics import Interval, bootstrap_interval, paired_runs
+from fos_rl.files import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def layer_errors(arm: Arm) -> dict[str, float]:
     for run in arm.runs:
         file = run.path / "per_layer.json"
         if file.is_file():
-            for name, error in json.loads(file.read_text()).items():
+            for name, error in read_json_object(file, "remove it, or restore it").items():
                 found.setdefault(name, []).append(error)
     return {name: float(np.mean(errors)) for name, errors in found.items()}
 

@@ -5,7 +5,6 @@ a response token) and, where there are any, `trainer_log_probs`. vLLM's names `p
 `token_ids` and `logprobs` do as well.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fos_rl.files import read_json_lines
 from fos_rl.types import TrainBatch
 
 _ALIASES = {
@@ -21,6 +21,10 @@ _ALIASES = {
     "log_probs": ("log_probs", "logprobs", "generator_log_probs"),
     "trainer_log_probs": ("trainer_log_probs",),
 }
+
+# What tells a sampled response from all others of its step.
+_KEY = ("prompt_id", "group", "response_ids")
+_REMEDY = "give a run folder, or a JSONL file with one object per line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +56,16 @@ def run_steps(run: Path) -> list[int]:
 
 def read_step(run: Path, step: int) -> list[Record]:
     """A step's responses: those the trainer scored, in its order, or all where it scored none."""
-    rows = _rows(run / "rollouts" / f"{step:06d}.jsonl")
+    file = run / "rollouts" / f"{step:06d}.jsonl"
+    rows = _rows(file, (*_KEY, "prompt_ids", "log_probs"))
     sampled = {_key(row): row for row in rows}
     scored_file = run / "rollouts" / f"{step:06d}.trainer.jsonl"
     if not scored_file.is_file():
         return [_record(row, None) for row in rows if row["response_ids"]]
-    return [_record(sampled[_key(row)], row["trainer_log_probs"]) for row in _rows(scored_file)]
+    scored = _rows(scored_file, (*_KEY, "trainer_log_probs"))
+    if any(_key(row) not in sampled for row in scored):
+        raise ValueError(f"{scored_file} has a response that {file} lacks; {_REMEDY}")
+    return [_record(sampled[_key(row)], row["trainer_log_probs"]) for row in scored]
 
 
 def read_jsonl(path: Path, vocab_size: int) -> list[Record]:
@@ -115,18 +123,8 @@ def as_batch(records: Sequence[Record]) -> TrainBatch:
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; give a run folder or a JSONL file")
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-        if not isinstance(rows[-1], dict):
-            raise ValueError(f"{path}, line {number}: give a JSON object a line")
-    return rows
+def _rows(path: Path, keys: Sequence[str] = ()) -> list[dict[str, Any]]:
+    return read_json_lines(path, _REMEDY, keys)
 
 
 def _field(row: dict[str, Any], name: str) -> Any:

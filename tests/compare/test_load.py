@@ -59,7 +59,7 @@ def test_mistakes_are_named(tmp_path, write_run) -> None:
     with pytest.raises(ValueError, match="no finished step in any run there"):
         load([tmp_path / "empty"])
     (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "rew')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has a line that is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line \d+ is not JSON"):
         load([run])
 
 
