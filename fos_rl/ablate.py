@@ -1,6 +1,5 @@
 """`fos-rl ablate`: check every arm of a study, run what is not finished, compare."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fos_rl.run_queue import run_all
 from fos_rl.runs import is_finished, read_config
 from fos_rl.study import StudyRun, config_differences, load_study
 from fos_rl.study_console import StudyConsole, plan_text, summary_text
+from fos_rl.whole_files import whole_file
 
 
 def ablate(
@@ -58,7 +58,8 @@ def ablate(
     for each in study.arms.values():
         refuse_parallel(each)
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(study.path, out / "study.toml")
+    with whole_file(out / "study.toml") as file:
+        file.write(study.path.read_bytes())
     environments = gpu_environments(at_once, placement.num_gpus if local else 0, gpus)
     with console:
         queue = run_all(study.runs, out, environments, console.watch)

@@ -27,6 +27,18 @@ environment, metrics.jsonl and every rollout. An existing folder is left alone: 
 NAME-2, NAME-3 ..."""
 
 
+_RESUME_HELP = """\
+Go on with a run from its newest checkpoint that is whole (trainer.save_every writes them).
+
+  fos-rl resume runs/demo
+  fos-rl resume runs/demo --set steps=20 --set trainer.lr=1e-6
+  fos-rl resume runs/demo --strict         stop where any checkpoint is damaged
+
+What the run had done after that checkpoint is moved to before-resume-N in its folder. Settings that
+decide what is learned from which samples cannot change; those that can are written to config.toml,
+and the earlier file is kept as config.NNNN.toml."""
+
+
 _ABLATE_HELP = """\
 Run the arms of a study file under all its seeds, and compare them.
 
@@ -165,9 +177,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train)
 
-    resume = commands.add_parser("resume", help="go on with a run from its newest checkpoint")
+    resume = commands.add_parser(
+        "resume",
+        help="go on with a run from its newest whole checkpoint",
+        description=_RESUME_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     resume.add_argument("folder", type=Path, metavar="RUN", help="the run folder")
     _add_overrides(resume)
+    resume.add_argument(
+        "--strict",
+        action="store_true",
+        help="stop where a checkpoint is damaged or left over, instead of going on from the newest "
+        "whole one",
+    )
     resume.set_defaults(run=_resume)
 
     ablate = commands.add_parser(
@@ -338,7 +361,7 @@ def _train(args: argparse.Namespace) -> int:
 def _resume(args: argparse.Namespace) -> int:
     from fos_rl.launch import resume
 
-    resume(args.folder, args.overrides)
+    resume(args.folder, args.overrides, strict=args.strict)
     return 0
 
 

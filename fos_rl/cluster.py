@@ -130,6 +130,7 @@ class TrainerActor:
         from fos_rl.trainer.trainer import GrpoTrainer
 
         torch.set_num_threads(threads)
+        self.settings = config.model_dump(mode="json")
         self.trainer = GrpoTrainer(
             spec,
             Path(folder),
@@ -163,7 +164,7 @@ class TrainerActor:
     def save_checkpoint(self, folder: Path) -> None:
         from fos_rl.trainer.checkpoint import save_checkpoint
 
-        save_checkpoint(self.trainer, folder)
+        save_checkpoint(self.trainer, folder, self.settings)
 
     def load_checkpoint(self, folder: Path) -> None:
         from fos_rl.trainer.checkpoint import load_checkpoint

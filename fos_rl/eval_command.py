@@ -20,6 +20,7 @@ from fos_rl.model.hf import read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
 from fos_rl.spec import ModelSpec, Precision
 from fos_rl.types import Prompt, Rollout, Sampling
+from fos_rl.whole_files import write_whole
 
 
 def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path | None) -> int:
@@ -54,7 +55,7 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
                 found[spec.precision.recipe] = evaluator.results(settings, engine)
     console.print(_table(config.model.path, found))
     if out is not None:
-        out.write_text(json.dumps(_as_json(config, settings, found), indent=2) + "\n")
+        write_whole(out, json.dumps(_as_json(config, settings, found), indent=2) + "\n")
         console.print(f"written to {out}", highlight=False, markup=False)
     return 0
 

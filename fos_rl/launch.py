@@ -3,8 +3,8 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
-from fos_rl.config import RunConfig, load_config, run_config_file
+from fos_rl.config import RunConfig, load_config, parse_config
 from fos_rl.console import RunConsole
 from fos_rl.data.eval_sets import EvalSet, load_eval_sets
 from fos_rl.data.problems import load_problems
@@ -24,9 +24,20 @@ from fos_rl.loggers import start_loggers
 from fos_rl.model.hf import parse_architecture, read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
 from fos_rl.parallel import check_parallel, is_parallel, refuse_parallel
-from fos_rl.runs import RunFolder, describe_environment, read_metrics
-from fos_rl.spec import Architecture, ModelSpec
-from fos_rl.trainer.checkpoint import checkpoint_folder, latest_checkpoint
+from fos_rl.reopen import environment_changes, read_history, reopen
+from fos_rl.resume_settings import change_lines, check_resumed
+from fos_rl.run_lock import run_lock
+from fos_rl.runs import (
+    OUTDATED_MODEL,
+    RunFolder,
+    describe_environment,
+    is_finished,
+    read_metrics,
+)
+from fos_rl.spec import Architecture, ModelSpec, contract_difference
+from fos_rl.trainer.checkpoint import checkpoint_folder, other_contract
+from fos_rl.trainer.find_checkpoint import Checkpoint, Found, find_checkpoint
+from fos_rl.whole_files import replace_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,83 +125,177 @@ def _check_model(
 
 def train(config: RunConfig, out: Path) -> Path:
     """Run GRPO in a new folder; returns it. Ctrl-C leaves it readable."""
-    return _run(config, lambda environment: RunFolder.create(out, config, environment))
+    refuse_parallel(config)
+    console = RunConsole(config.steps)
+    with _parts(config, console) as parts:
+        journal = RunFolder.create(out, config, parts.environment())
+        console.say(f"run folder {journal.path}")
+        with run_lock(journal.path, console.say), _start(config, parts, console) as cluster:
+            _go(config, parts, cluster, journal, console)
+    return journal.path
 
 
-def resume(run: Path, overrides: Sequence[str] = ()) -> Path:
-    """Go on with a run from its newest checkpoint, under its own config.
+def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) -> Path:
+    """Go on with a run from its newest whole checkpoint, under its own config.
+
+    Nothing in the folder changes before the checkpoint is loaded.
+
+    Args:
+        strict: stop where any checkpoint is damaged, left over or unverified.
 
     Raises:
-        ValueError: when there is no run or no checkpoint.
+        ValueError: when there is no run, no whole checkpoint, another process at work, a setting
+            that may not change, or a damaged file.
     """
-    config = load_config(run_config_file(run), overrides)
-    checkpoint, step = latest_checkpoint(run)
-    if step >= config.steps:
+    if not (run / "config.toml").is_file():
+        raise ValueError(
+            f"{run} is no run folder (it has no config.toml), and so has no checkpoint to resume "
+            "from; give a folder that fos-rl train wrote"
+        )
+    notes: list[str] = []
+    with run_lock(run, notes.append):
+        config, found, changes = _resumed(run, overrides, strict)
+        refuse_parallel(config)
+        history = read_history(run)
+        checkpoint = found.checkpoint
+        console = RunConsole(config.steps, checkpoint.step)
+        for note in [*notes, *found.notes]:
+            console.say(note)
+        with _parts(config, console) as parts:
+            _check_contract(checkpoint, parts.plan.spec)
+            with _start(config, parts, console) as cluster:
+                cluster.load_checkpoint(checkpoint.folder)
+                console.say(f"resumed from {checkpoint.folder}")
+                environment = parts.environment()
+                journal, words = reopen(
+                    run,
+                    checkpoint.step,
+                    config=config,
+                    changes=changes,
+                    environment=environment,
+                    history=history,
+                    unusable=[item.path for item in found.unusable],
+                )
+                words += change_lines(changes)
+                words += environment_changes(history.last_environment, environment)
+                for line in words:
+                    console.say(line)
+                _go(config, parts, cluster, journal, console, checkpoint.step)
+    return run
+
+
+def _resumed(
+    run: Path, overrides: Sequence[str], strict: bool
+) -> tuple[RunConfig, Found, dict[str, tuple[Any, Any]]]:
+    """The settings to go on under, the checkpoint to go on from, and what changes there."""
+    found = find_checkpoint(run)
+    if strict and found.notes:
+        raise ValueError(
+            f"--strict: {run} has checkpoints that are not whole: {'; '.join(found.notes)}. "
+            f"Restore or move them, or leave --strict out to go on from {found.checkpoint.folder}"
+        )
+    config = load_config(run / "config.toml", overrides)
+    # The checkpoint knows what it was made under, whoever edited config.toml since.
+    settings = found.checkpoint.settings
+    before = load_config(run / "config.toml") if settings is None else parse_config(settings)
+    changes = check_resumed(before, config, str(run))
+    step = found.checkpoint.step
+    if step > config.steps:
+        raise ValueError(
+            f"steps = {config.steps}: {found.checkpoint.folder} has gone through {step} steps; set "
+            f"steps to more than {step}, or start another run: fos-rl train {run}/config.toml"
+        )
+    if step == config.steps and is_finished(run):
         raise ValueError(
             f"{run} has finished its {config.steps} steps; pass --set steps=N to go further"
         )
-    return _run(
-        config, lambda environment: RunFolder.reopen(run, step, environment), checkpoint, step
-    )
+    return config, found, changes
 
 
-def _run(
-    config: RunConfig,
-    open_folder: Callable[[dict[str, Any]], RunFolder],
-    checkpoint: Path | None = None,
-    first_step: int = 0,
-) -> Path:
-    refuse_parallel(config)
-    console = RunConsole(config.steps, first_step)
-    with console.doing("reading model and data"), planned(config) as plan:
+def _check_contract(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """ValueError for a checkpoint of another model or code version, before anything starts."""
+    if checkpoint.contract is not None and (
+        different := contract_difference(checkpoint.contract, spec.contract())
+    ):
+        raise ValueError(other_contract(checkpoint.folder, different))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a run has before its actors start."""
+
+    plan: Plan
+    verifier: VerifierPool
+    evaluator: Evaluator
+
+    def environment(self) -> dict[str, Any]:
+        contract = self.plan.spec.contract_hash()
+        return describe_environment(contract=contract, verifier=self.verifier.name)
+
+
+@contextmanager
+def _parts(config: RunConfig, console: RunConsole) -> Iterator[_Parts]:
+    with ExitStack() as stack:
+        with console.doing("reading model and data"):
+            plan = stack.enter_context(planned(config))
         for note in plan.notes:
             console.say(note)
-        verifier = VerifierPool(config.reward, plan.prompts.verifier)
-        evaluator = Evaluator(config, plan.eval_sets)
-        journal = open_folder(
-            describe_environment(contract=plan.spec.contract_hash(), verifier=verifier.name)
-        )
-        folder = journal.path
-        console.say(f"run folder {folder}")
-        loggers = [journal.metrics, *start_loggers(config, folder), console.step]
-        with console.doing("starting trainer and generator"):
-            cluster = Cluster(config, plan.spec, plan.model_folder, plan.placement)
-        with cluster, verifier, evaluator, console.live():
-            if checkpoint is not None:
-                cluster.load_checkpoint(checkpoint)
-                console.say(f"resumed from {checkpoint}")
-            steps = grpo_steps(
-                config,
-                plan.prompts,
-                cluster,
-                verifier,
-                cluster,
-                cluster.sync_weights,
-                journal,
-                first_step,
-            )
-            try:
-                for record in steps:
-                    record = evaluator.add_to(record, cluster)
-                    for log in loggers:
-                        log(record)
-                    done = record.step + 1
-                    if config.trainer.save_every and done % config.trainer.save_every == 0:
-                        cluster.save_checkpoint(checkpoint_folder(folder, done))
-            except NoLearningSignal:
-                # What was learned before the signal ran dry is kept.
-                _replace_model(cluster, folder / "model")
-                raise
-            _replace_model(cluster, folder / "model")
+        verifier = stack.enter_context(VerifierPool(config.reward, plan.prompts.verifier))
+        evaluator = stack.enter_context(Evaluator(config, plan.eval_sets))
+        yield _Parts(plan=plan, verifier=verifier, evaluator=evaluator)
+
+
+def _start(config: RunConfig, parts: _Parts, console: RunConsole) -> Cluster:
+    with console.doing("starting trainer and generator"):
+        return Cluster(config, parts.plan.spec, parts.plan.model_folder, parts.plan.placement)
+
+
+def _go(
+    config: RunConfig,
+    parts: _Parts,
+    cluster: Cluster,
+    journal: RunFolder,
+    console: RunConsole,
+    first_step: int = 0,
+) -> None:
+    """The steps from `first_step` on, and the model at the end."""
+    folder = journal.path
+    loggers = [journal.metrics, *start_loggers(config, folder, first_step), console.step]
+    steps = grpo_steps(
+        config,
+        parts.plan.prompts,
+        cluster,
+        parts.verifier,
+        cluster,
+        cluster.sync_weights,
+        journal,
+        first_step,
+    )
+    with console.live():
+        try:
+            for record in steps:
+                record = parts.evaluator.add_to(record, cluster)
+                for log in loggers:
+                    log(record)
+                done = record.step + 1
+                if config.trainer.save_every and done % config.trainer.save_every == 0:
+                    cluster.save_checkpoint(checkpoint_folder(folder, done))
+        except NoLearningSignal:
+            # What was learned before the signal ran dry is kept.
+            _replace_model(cluster, folder)
+            raise
+        _replace_model(cluster, folder)
     console.summary(read_metrics(folder), str(folder))
     console.say(f"model {folder / 'model'}")
-    return folder
 
 
-def _replace_model(cluster: Cluster, folder: Path) -> None:
-    """Write the trained model; a resumed run replaces the one it wrote before."""
-    shutil.rmtree(folder, ignore_errors=True)
-    cluster.save_model(folder)
+def _replace_model(cluster: Cluster, run: Path) -> None:
+    """Write the trained model; the one of an earlier end stays until this one is whole."""
+    new = run / "model.new"
+    shutil.rmtree(new, ignore_errors=True)
+    cluster.save_model(new)
+    replace_folder(new, run / "model")
+    (run / OUTDATED_MODEL).unlink(missing_ok=True)
 
 
 def _known_devices(config: RunConfig, placement: Placement) -> set[str]:

@@ -10,24 +10,27 @@ from fos_rl.types import StepRecord
 Log = Callable[[StepRecord], None]
 
 
-def start_loggers(config: RunConfig, folder: Path) -> list[Log]:
+def start_loggers(config: RunConfig, folder: Path, first_step: int = 0) -> list[Log]:
     """A function a wanted logger.
+
+    Args:
+        first_step: of a resumed run; what TensorBoard has of it and later is done again.
 
     Raises:
         ValueError: when a wanted logger's package is not installed.
     """
     loggers: list[Log] = []
     if config.logging.tensorboard:
-        loggers.append(_tensorboard(folder))
+        loggers.append(_tensorboard(folder, first_step))
     if config.logging.wandb_project:
         loggers.append(_wandb(config, folder))
     return loggers
 
 
-def _tensorboard(folder: Path) -> Log:
+def _tensorboard(folder: Path, first_step: int) -> Log:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step or None)
 
     def log(record: StepRecord) -> None:
         for name, value in record.metrics.items():

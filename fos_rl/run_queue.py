@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fos_rl.run_lock import is_live
 from fos_rl.runs import finished_steps, is_finished, resolved_toml, set_aside
 from fos_rl.study import StudyRun
+from fos_rl.trainer.find_checkpoint import find_checkpoint
+from fos_rl.whole_files import write_whole
 
 State = Literal["waiting", "running", "finished", "failed", "skipped"]
 Command = Callable[[list[str]], list[str]]
@@ -98,9 +101,11 @@ def run_all(
 
 
 def resumable(folder: Path, steps: int) -> bool:
-    """Whether a run has a checkpoint with steps left after it."""
-    found = folder.glob("checkpoints/[0-9]*/state.pt")
-    return any(int(path.parent.name) < steps for path in found)
+    """Whether a run can go on from a checkpoint, if only to write its model."""
+    try:
+        return find_checkpoint(folder).checkpoint.step <= steps
+    except ValueError:
+        return False
 
 
 def _start(item: QueuedRun, environment: dict[str, str], command: Command) -> None:
@@ -111,6 +116,9 @@ def _start(item: QueuedRun, environment: dict[str, str], command: Command) -> No
     with _lock(item) as lock:
         if lock is None:
             return
+        if is_live(item.folder):
+            # By a call of `resume` or `train` for this run alone.
+            return
         if is_finished(item.folder):
             item.state = "skipped"
             return
@@ -120,7 +128,7 @@ def _start(item: QueuedRun, environment: dict[str, str], command: Command) -> No
             if item.folder.exists():
                 set_aside(item.folder)
             config = item.folder.with_name(f"{item.folder.name}.toml")
-            config.write_text(resolved_toml(item.run.config))
+            write_whole(config, resolved_toml(item.run.config))
             arguments = ["train", str(config), "--out", str(item.folder)]
         with item.log.open("ab") as log:
             item.process = subprocess.Popen(
@@ -153,7 +161,7 @@ def _has_ended(item: QueuedRun) -> bool:
     if item.process is not None:
         return item.process.poll() is not None
     with _lock(item) as lock:
-        return lock is not None
+        return lock is not None and not is_live(item.folder)
 
 
 def _settle(item: QueuedRun) -> None:

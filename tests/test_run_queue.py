@@ -4,6 +4,7 @@ The stand-ins write run folders as `fos-rl train` does, in milliseconds; `test_a
 real ones.
 """
 
+import contextlib
 import fcntl
 import json
 import signal
@@ -15,6 +16,8 @@ import pytest
 
 from fos_rl.cluster import gpu_environments
 from fos_rl.config import parse_config
+from fos_rl.manifest import write_manifest
+from fos_rl.run_lock import run_lock
 from fos_rl.run_queue import QueuedRun, run_all
 from fos_rl.runs import is_finished, resolved_toml
 from fos_rl.study import StudyRun
@@ -97,15 +100,28 @@ def test_one_failure_does_not_stop_the_others_and_is_tried_again(tmp_path: Path)
     assert "no luck" in (tmp_path / "bad/seed_0.log").read_text()
 
 
-@pytest.mark.parametrize(("checkpoint", "command"), [(1, "resume"), (2, "train"), (None, "train")])
-def test_an_unfinished_run_with_steps_after_its_checkpoint_is_resumed(
-    tmp_path: Path, checkpoint: int | None, command: str
+@pytest.mark.parametrize(
+    ("checkpoint", "state", "command"),
+    [
+        pytest.param(1, b"state", "resume", id="steps left"),
+        pytest.param(2, b"state", "resume", id="only the model left to write"),
+        pytest.param(3, b"state", "train", id="beyond the last step"),
+        pytest.param(1, None, "train", id="an empty folder"),
+        pytest.param(None, None, "train", id="none"),
+    ],
+)
+def test_an_unfinished_run_with_a_whole_checkpoint_is_resumed(
+    tmp_path: Path, checkpoint: int | None, state: bytes | None, command: str
 ) -> None:
     (run,) = _runs("a")
     folder = _unfinished(tmp_path / run.name, run)
     if checkpoint is not None:
-        (folder / "checkpoints" / f"{checkpoint:06d}").mkdir(parents=True)
-        (folder / "checkpoints" / f"{checkpoint:06d}" / "state.pt").touch()
+        place = folder / "checkpoints" / f"{checkpoint:06d}"
+        place.mkdir(parents=True)
+        if state is not None:
+            (place / "state.pt").write_bytes(state)
+            facts = {"checkpoint": place.name, "contract": None, "settings": None}
+            write_manifest(place, facts)
     assert _all([run], tmp_path)["a"].state == "finished"
     assert (folder / "command").read_text() == command
     assert (tmp_path / "a/seed_0.failed-1").exists() == (command == "train")
@@ -132,6 +148,27 @@ def test_a_run_of_an_earlier_call_is_waited_for(tmp_path: Path) -> None:
     assert item.state == "finished"
     assert item.process is None
     assert not (folder / "command").exists()
+
+
+def test_a_run_that_is_resumed_by_hand_is_waited_for(tmp_path: Path) -> None:
+    """It has no checkpoint yet, and would be moved from under its writer's feet."""
+    (run,) = _runs("a")
+    folder = _unfinished(tmp_path / run.name, run)
+    states: list[str] = []
+    with contextlib.ExitStack() as writer:
+        writer.enter_context(run_lock(folder, pytest.fail))
+
+        def watch(queue) -> None:
+            states.append(queue[0].state)
+            if len(states) == 2:
+                (folder / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+                (folder / "model").mkdir()
+                writer.close()
+
+        (item,) = run_all([run], tmp_path, [{}], watch, _command)
+    assert states[:2] == ["running"] * 2
+    assert (item.state, item.process) == ("finished", None)
+    assert not (tmp_path / "a/seed_0.failed-1").exists()
 
 
 def test_an_interruption_ends_the_runs_and_the_next_call_goes_on(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,24 +190,63 @@ def _actors(mark: str) -> set[int]:
     return found
 
 
-def test_resume_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    """Four steps at once, and two steps, a checkpoint, then two more: the same metrics."""
-    settings = ["trainer.save_every=2", "trainer.lr=1e-2"]
-    whole = train(load_config(TINY_MOE, [*settings, "steps=4"]), tmp_path / "whole")
-    first = train(load_config(TINY_MOE, [*settings, "steps=3"]), tmp_path / "parts")
+def test_resume_goes_on_to_the_bit_past_torn_checkpoints(tmp_path: Path, capsys) -> None:
+    """Six steps at once, and five, then on from the third: the newer checkpoints are damaged."""
+    settings = [
+        "trainer.lr=1e-2",
+        "model.consistency=exact",
+        "trainer.num_threads=1",
+        "generator.num_threads=1",
+    ]
+    whole = train(load_config(TINY_MOE, [*settings, "steps=6"]), tmp_path / "whole")
+    settings.append("trainer.save_every=1")
+    first = train(load_config(TINY_MOE, [*settings, "steps=5"]), tmp_path / "parts")
     with pytest.raises(ValueError, match="no checkpoint"):
         resume(tmp_path)
     # Measured at the first step only.
     (first / "per_layer.json").write_text('{"layers.0": 0.5}')
-    # Step 2 was done, but after the checkpoint: it is done again, and not twice in the metrics.
-    assert resume(first, ["steps=4"]) == first
+    checkpoints = first / "checkpoints"
+    shutil.copytree(checkpoints / "000005", checkpoints / "000006.partial")
+    flipped = bytearray((checkpoints / "000005" / "state.pt").read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    (checkpoints / "000005" / "state.pt").write_bytes(flipped)
+    os.truncate(checkpoints / "000004" / "state.pt", 1000)
+    with (first / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')
+    kept = {p: p.read_bytes() for p in first.rglob("*") if p.is_file() and p.name != "run.lock"}
+    with pytest.raises(ValueError, match=r"--strict.*000006\.partial.*000005.*000004"):
+        resume(first, ["steps=6"], strict=True)
+    with pytest.raises(ValueError, match="seed = 1: the run has 0"):
+        resume(first, ["steps=6", "seed=1"])
+    assert kept == {p: p.read_bytes() for p in kept}, "a refused resume changes nothing"
+
+    capsys.readouterr()
+    assert resume(first, ["steps=6"]) == first
+    shown = capsys.readouterr().out
+    for words in (
+        "checkpoints/000006.partial: left by a save that was interrupted",
+        "checkpoints/000005: state.pt has other bytes than were written",
+        "checkpoints/000004: state.pt is truncated: 1,000 bytes",
+        f"resumed from {checkpoints}/000003",
+        "metrics.jsonl, line 6: torn",
+        "metrics of steps 3 to 4, rollouts of steps 3 to 4",
+        "steps: 5 until now, 6 from here",
+    ):
+        assert words in shown
     want, got = read_metrics(whole), read_metrics(first)
-    assert [m["step"] for m in got] == [0, 1, 2, 3]
+    assert [m["step"] for m in got] == list(range(6))
     for a, b in zip(want, got, strict=True):
-        for key in a:
-            if not key.startswith(("time/", "throughput/", "memory/")):
-                assert a[key] == pytest.approx(b[key], rel=1e-5, abs=1e-6), key
+        timings = ("time/", "throughput/", "memory/")
+        assert {k: v for k, v in a.items() if not k.startswith(timings)} == {
+            k: v for k, v in b.items() if not k.startswith(timings)
+        }
+    weights = "model/model.safetensors"
+    assert (whole / weights).read_bytes() == (first / weights).read_bytes()
     assert (first / "per_layer.json").read_text() == '{"layers.0": 0.5}'
+    assert [m["step"] for m in read_metrics(first / "before-resume-1")] == [3, 4]
+    assert parse_config(tomllib.loads((first / "config.toml").read_text())).steps == 6
+    assert parse_config(tomllib.loads((first / "config.0001.toml").read_text())).steps == 5
+    assert not (first / "model.outdated").exists()
     # The trained model is a Hugging Face folder, and not the one it started from.
     trained = AutoModelForCausalLM.from_pretrained(first / "model")
     start = AutoModelForCausalLM.from_pretrained(
@@ -215,5 +255,7 @@ def test_resume_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     pairs = zip(trained.parameters(), start.parameters(), strict=True)
     assert any(not a.equal(b) for a, b in pairs)
     assert AutoTokenizer.from_pretrained(first / "model").chat_template
-    with pytest.raises(ValueError, match="has finished its 4 steps"):
+    with pytest.raises(ValueError, match="has finished its 6 steps"):
+        resume(first)
+    with pytest.raises(ValueError, match=r"steps = 4: .*000006 has gone through 6 steps"):
         resume(first, ["steps=4"])

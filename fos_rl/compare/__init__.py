@@ -13,6 +13,7 @@ from fos_rl.compare.load import load
 from fos_rl.compare.page import html_page
 from fos_rl.compare.plots import all_plots
 from fos_rl.compare.table import csv_table, markdown_page, terminal_table
+from fos_rl.whole_files import write_whole
 
 __all__ = ["Check", "Limit", "compare"]
 
@@ -47,9 +48,9 @@ def compare(
     out = out or _common_folder(paths) / "comparison"
     out.mkdir(parents=True, exist_ok=True)
     page = html_page(comparison, words, checks, differences, plots)
-    (out / "report.html").write_text(page)
-    (out / "report.md").write_text(markdown_page(comparison, words, checks, differences))
-    (out / "report.csv").write_text(csv_table(comparison))
+    write_whole(out / "report.html", page)
+    write_whole(out / "report.md", markdown_page(comparison, words, checks, differences))
+    write_whole(out / "report.csv", csv_table(comparison))
     _write_plots(plots, out / "plots")
 
     console = Console()
@@ -70,7 +71,7 @@ def _write_plots(plots: Sequence[Plot], folder: Path) -> None:
     for plot in plots:
         if plot.svg is not None:
             on_white = plot.svg.replace("<svg", '<svg style="background: white"', 1)
-            (folder / f"{plot.id}.svg").write_text(on_white)
+            write_whole(folder / f"{plot.id}.svg", on_white)
 
 
 def _common_folder(paths: Sequence[Path]) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fos_rl.config import read_toml
-from fos_rl.files import read_json_lines
-from fos_rl.runs import read_metrics
+from fos_rl.json_lines import JsonLines, read_run_lines
+from fos_rl.runs import read_metrics_lines
 from fos_rl.spec import flatten
 
 _SEED_FOLDER = re.compile(r"seed_(\d+)")
@@ -110,7 +110,9 @@ def load(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
     found: dict[Path, list[Run]] = {}
     notes: list[str] = []
     for folder in dict.fromkeys(f for path in paths for f in _run_folders(path.resolve())):
-        steps = _read_steps(folder)
+        lines = _read_steps(folder)
+        notes += [f"Torn: {lines.torn}."] if lines.torn else []
+        steps = lines.rows
         if steps:
             arm = folder.parent if _SEED_FOLDER.fullmatch(folder.name) else folder
             found.setdefault(arm, []).append(_read_run(folder, steps))
@@ -163,8 +165,9 @@ def _study_of(paths: Sequence[Path]) -> dict:
     return study
 
 
-def _read_steps(folder: Path) -> list[dict[str, float]]:
-    return read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
+def _read_steps(folder: Path) -> JsonLines:
+    there = (folder / "metrics.jsonl").is_file()
+    return read_metrics_lines(folder) if there else JsonLines(rows=[])
 
 
 def _read_run(folder: Path, steps: list[dict[str, float]]) -> Run:
@@ -214,4 +217,4 @@ def _unfinished(run: Run) -> list[str]:
 def _read_rows(path: Path, keys: Sequence[str]) -> list[dict]:
     if not path.is_file():
         return []
-    return read_json_lines(path, "restore it, or leave the run out", keys)
+    return read_run_lines(path, "restore it, or leave the run out", keys).rows

@@ -25,6 +25,7 @@ from fos_rl.diagnose.rescore_report import print_attribution, print_mismatches
 from fos_rl.diagnose.scorer import run_forward
 from fos_rl.launch import planned
 from fos_rl.trainer.mismatch import mismatch_metrics
+from fos_rl.whole_files import write_whole
 
 PROMPTS, RESPONSES = 8, 2
 """Parity samples two responses each to so many prompts."""
@@ -44,7 +45,7 @@ def parity(config: RunConfig, *, tokens: int, fail_above: float | None, out: Pat
             found = compare_hosts(pair.trainer, pair.generator, rollouts)
     print_parity(console, found, plan.spec.precision)
     if out is not None:
-        out.write_text(json.dumps(_as_json(found, plan.spec.contract_hash()), indent=2) + "\n")
+        write_whole(out, json.dumps(_as_json(found, plan.spec.contract_hash()), indent=2) + "\n")
     # NaN means that no token was comparable, which is no pass.
     mean = found.sampled_differences.get("mismatch/log_prob_abs_diff/mean", math.nan)
     if fail_above is None or mean <= fail_above:

@@ -12,7 +12,8 @@ from fos_rl.diagnose.scorer import Weights
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, read_weights
 from fos_rl.spec import Bf16, ModelSpec
-from fos_rl.trainer.checkpoint import checkpoint_folder
+from fos_rl.trainer.checkpoint import STATE, checkpoint_folder, read_state
+from fos_rl.trainer.find_checkpoint import checkpoint_steps
 
 _PARTS: dict[str, Callable[[str], bool]] = {
     "embedding": lambda n: "embed_tokens" in n,
@@ -39,10 +40,10 @@ def weights_of_run(run: Path | None, spec: ModelSpec, model_folder: Path) -> Wei
     """The initial model and, of a run, its checkpoints."""
     sources: dict[int, Callable[[], Weights]] = {0: lambda: _initial(spec, model_folder)}
     if run is not None:
-        for folder in sorted(run.glob("checkpoints/[0-9]*")):
-            if (folder / "state.pt").is_file():
-                version = int(folder.name)
-                sources[version] = lambda v=version: _checkpoint(checkpoint_folder(run, v))
+        for version in checkpoint_steps(run):
+            folder = checkpoint_folder(run, version)
+            if (folder / STATE).is_file():
+                sources[version] = lambda f=folder: _checkpoint(f)
     return WeightVersions(sources=sources)
 
 
@@ -121,4 +122,4 @@ def _initial(spec: ModelSpec, folder: Path) -> Weights:
 
 
 def _checkpoint(folder: Path) -> Weights:
-    return torch.load(folder / "state.pt", map_location="cpu", weights_only=True)["masters"]
+    return read_state(folder)["masters"]

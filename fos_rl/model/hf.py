@@ -22,6 +22,7 @@ from fos_rl.model.weights import (
     write_weights,
 )
 from fos_rl.spec import ModelSpec
+from fos_rl.whole_files import whole_folder
 
 __all__ = [
     "hf_weight_shapes",
@@ -106,18 +107,13 @@ def write_model(
         raise ValueError(f"{out} exists and is not empty; choose another folder for the model")
     if read_architecture(source) != spec.architecture:
         raise ValueError(f"{source}/config.json describes another architecture than the weights'")
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     pairs = named_hf_weights(weights) if isinstance(weights, Decoder) else weights
-    write_weights(_checked(pairs, spec), partial)
-    for path in source.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
-            shutil.copyfile(path, partial / path.name)
-    _write_config(source, partial)
-    if out.exists():
-        out.rmdir()
-    partial.rename(out)
+    with whole_folder(out) as partial:
+        write_weights(_checked(pairs, spec), partial)
+        for path in source.iterdir():
+            if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+                shutil.copyfile(path, partial / path.name)
+        _write_config(source, partial)
     return out
 
 

@@ -1,52 +1,25 @@
-"""What a run needs to go on where it stopped: masters, optimizer, counters."""
+"""What a run needs to go on where it stopped: masters, optimizer, counters.
 
-import shutil
+RUN/checkpoints/NNNNNN is the state before step NNNNNN: `state.pt` and a manifest of its bytes. It
+is checked whenever it is read; `find_checkpoint` chooses among a run's.
+"""
+
+import pickle
+import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from fos_rl.manifest import MANIFEST, read_manifest, write_manifest
+from fos_rl.spec import contract_difference
+from fos_rl.whole_files import whole_folder
 
 if TYPE_CHECKING:
     from fos_rl.trainer.trainer import GrpoTrainer
 
-_STATE = "state.pt"
-
-
-def save_checkpoint(trainer: "GrpoTrainer", folder: Path) -> None:
-    """Write the trainer's state; the folder appears whole or not at all."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    state = {
-        "contract": trainer.contract(),
-        "policy_version": trainer.policy_version,
-        "updates": trainer.updates,
-        "masters": trainer.masters.weights,
-        "optimizer": trainer.optimizer.state_dict(),
-    }
-    torch.save(state, partial / _STATE)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-
-
-def load_checkpoint(trainer: "GrpoTrainer", folder: Path) -> None:
-    """Put a saved state into a trainer built from the same spec.
-
-    Raises:
-        ValueError: when the checkpoint was written under another contract.
-    """
-    state = torch.load(folder / _STATE, map_location=trainer.device, weights_only=True)
-    if state["contract"] != trainer.contract():
-        raise ValueError(
-            f"{folder} was saved under another model or precision; resume with the run's own config"
-        )
-    with torch.no_grad():
-        for name, master in trainer.masters.weights.items():
-            master.copy_(state["masters"][name])
-    trainer.optimizer.load_state_dict(state["optimizer"])
-    trainer.policy_version = state["policy_version"]
-    trainer.updates = state["updates"]
-    trainer.masters.publish()
+STATE = "state.pt"
+_KEYS = {"contract", "policy_version", "updates", "masters", "optimizer"}
 
 
 def checkpoint_folder(run: Path, next_step: int) -> Path:
@@ -54,16 +27,125 @@ def checkpoint_folder(run: Path, next_step: int) -> Path:
     return run / "checkpoints" / f"{next_step:06d}"
 
 
-def latest_checkpoint(run: Path) -> tuple[Path, int]:
-    """The newest whole checkpoint of a run and the step that follows it.
+def save_checkpoint(
+    trainer: "GrpoTrainer", folder: Path, settings: dict[str, Any] | None = None
+) -> None:
+    """Write the trainer's state; the folder appears whole or not at all.
+
+    Args:
+        settings: of the run (a dumped RunConfig), so that what goes on from here can tell whether
+            it is under others.
 
     Raises:
-        ValueError: when the run has none.
+        RuntimeError: when it could not be written, as on a full disk; nothing is left of it then.
     """
-    steps = [int(path.parent.name) for path in run.glob(f"checkpoints/[0-9]*/{_STATE}")]
-    if not steps:
+    state = {
+        "contract": trainer.contract(),
+        "policy_version": trainer.policy_version,
+        "updates": trainer.updates,
+        "masters": trainer.masters.weights,
+        "optimizer": trainer.optimizer.state_dict(),
+    }
+    facts = {"contract": state["contract"], "settings": settings}
+    try:
+        with whole_folder(folder) as partial:
+            with (partial / STATE).open("wb") as file:
+                torch.save(state, file)
+            write_manifest(partial, {"checkpoint": folder.name, **facts})
+    except (OSError, RuntimeError) as error:
+        raise RuntimeError(
+            f"the checkpoint {folder} could not be written ({_reason(error)}); the run goes on "
+            "from an earlier one when there is room: fos-rl resume"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """torch reports a failed write as a wrong position; the write's own error stands behind it."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError):
+            return behind.strerror or str(behind)
+        behind = behind.__context__
+    return str(error)
+
+
+def load_checkpoint(trainer: "GrpoTrainer", folder: Path) -> None:
+    """Put a saved state into a trainer built from the same spec.
+
+    Raises:
+        ValueError: when the checkpoint is damaged, or was written under another contract.
+    """
+    state = read_state(folder, trainer.device)
+    if different := contract_difference(state["contract"], trainer.contract()):
+        raise ValueError(other_contract(folder, different))
+    with torch.no_grad():
+        for name, master in trainer.masters.weights.items():
+            master.copy_(state["masters"][name])
+    # The moments are the checkpoint's; lr, weight decay and which AdamW runs are the settings'.
+    own = [{**group} for group in trainer.optimizer.param_groups]
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    for group, settings in zip(trainer.optimizer.param_groups, own, strict=True):
+        group.update({**settings, "params": group["params"]})
+    trainer.policy_version = state["policy_version"]
+    trainer.updates = state["updates"]
+    trainer.masters.publish()
+
+
+def read_state(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """A checkpoint's state, from the bytes that were written.
+
+    Raises:
+        ValueError: naming the folder and what is wrong.
+    """
+    try:
+        verify_checkpoint(folder)
+        state = torch.load(folder / STATE, map_location=device, weights_only=True)
+    except (ValueError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"{run} has no checkpoint to resume from; a run writes them when trainer.save_every is "
-            "set"
-        )
-    return checkpoint_folder(run, max(steps)), max(steps)
+            f"{folder} cannot be loaded: {reason}; move it out of the checkpoints, and go on from "
+            "another one"
+        ) from error
+    if not isinstance(state, dict) or not state.keys() >= _KEYS:
+        raise ValueError(f"{folder}/{STATE} holds no trainer's state; move it out of the folder")
+    return state
+
+
+def verify_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """What the manifest says of a checkpoint, whose bytes are those it lists; None for one of an
+    earlier version, which had no manifest and of which only the checksums inside its zip file hold.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+        OSError: when it cannot be read.
+    """
+    if not any(folder.iterdir()):
+        raise ValueError("an empty folder")
+    if (folder / MANIFEST).exists():
+        facts = read_manifest(folder)
+        if facts["checkpoint"] != folder.name:
+            raise ValueError(f"written as {facts['checkpoint']}, and renamed since")
+        return facts
+    if not (folder / STATE).exists():
+        raise ValueError(f"no {STATE}")
+    _check_zip(folder / STATE)
+    return None
+
+
+def _check_zip(path: Path) -> None:
+    """torch.save writes a zip file, which has a CRC-32 of each entry; torch.load ignores it."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError):
+        raise ValueError(f"no {MANIFEST}, and {path.name} is truncated or not torch's") from None
+    if damaged is not None:
+        raise ValueError(f"no {MANIFEST}, and {path.name} has other bytes than were written")
+
+
+def other_contract(folder: Path, different: list[str]) -> str:
+    """The message for a checkpoint of another model or precision than the run's."""
+    return (
+        f"{folder} was saved under another model or precision (checkpoint != now): "
+        f"{'; '.join(different)}; resume with the run's own config, model and code version"
+    )

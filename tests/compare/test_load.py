@@ -49,6 +49,19 @@ def test_an_unfinished_run_is_named(tmp_path, write_run) -> None:
     assert load([run]).notes == ["Unfinished: demo/seed_0 has 2 of 3 steps."]
 
 
+def test_a_torn_last_line_is_left_out_and_named(tmp_path, write_run) -> None:
+    """The machine stopped in the middle of step 2's line."""
+    run = write_run(tmp_path / "demo", STEP * 3)
+    whole = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(whole[:-10])
+    found = load([run])
+    assert [step["step"] for step in found.runs[0].steps] == [0, 1]
+    assert found.notes == [
+        f"Torn: {run}/metrics.jsonl, line 3: torn in a write, left out.",
+        "Unfinished: demo/seed_0 has 2 of 3 steps.",
+    ]
+
+
 def test_mistakes_are_named(tmp_path, write_run) -> None:
     run = write_run(tmp_path / "demo", STEP)
     with pytest.raises(ValueError, match="'mxfp8': no such arm; one of demo"):
@@ -58,8 +71,8 @@ def test_mistakes_are_named(tmp_path, write_run) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no finished step in any run there"):
         load([tmp_path / "empty"])
-    (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "rew')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line \d+ is not JSON"):
+    (run / "metrics.jsonl").write_text('{"step": 0, "rew\n{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is not JSON"):
         load([run])
 
 

@@ -1,0 +1,183 @@
+"""Open a run folder to go on at an earlier step: what was done after it is kept, out of the way.
+
+Nothing is deleted. What the resumed run will do again goes to before-resume-N/, with the
+checkpoints that could not be used; what changes in the settings is written down.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fos_rl.config import RunConfig
+from fos_rl.files import read_json_object
+from fos_rl.json_lines import JsonLines, read_run_lines
+from fos_rl.runs import (
+    OUTDATED_MODEL,
+    RunFolder,
+    read_config,
+    read_metrics_lines,
+    resolved_toml,
+)
+from fos_rl.whole_files import PARTIAL, restore_replaced, write_whole
+
+_STEP_FILE = re.compile(r"([0-9]{6,})\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What a run folder says of itself, read before anything is changed."""
+
+    metrics: JsonLines
+    environment: dict[str, Any]
+
+    @property
+    def last_environment(self) -> dict[str, Any]:
+        """That of the newest start or resume."""
+        return [self.environment, *self.environment.get("resumed", [])][-1]
+
+
+def read_history(run: Path) -> History:
+    """The run's metrics and environment.
+
+    Raises:
+        ValueError: naming the damaged file, and the line.
+    """
+    metrics, environment = run / "metrics.jsonl", run / "environment.json"
+    remedy = "restore it, or move it away to go on without"
+    return History(
+        metrics=read_metrics_lines(run) if metrics.exists() else JsonLines(rows=[]),
+        environment=read_json_object(environment, remedy) if environment.exists() else {},
+    )
+
+
+def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Other code or machine than the run had: the same settings need not give the same bits."""
+    keys = ("git_commit", "python", "device")
+    pairs = {key: (before.get(key), now.get(key)) for key in keys}
+    earlier, later = before.get("packages", {}), now.get("packages", {})
+    pairs |= {name: (earlier.get(name), later.get(name)) for name in earlier | later}
+    return [f"{name} {a} then, {b} now" for name, (a, b) in pairs.items() if a != b and before]
+
+
+def reopen(
+    run: Path,
+    next_step: int,
+    *,
+    config: RunConfig,
+    changes: dict[str, tuple[Any, Any]],
+    environment: dict[str, Any],
+    history: History,
+    unusable: Sequence[Path] = (),
+) -> tuple[RunFolder, list[str]]:
+    """The folder, ready for step `next_step`, and what was done to it, in words.
+
+    Args:
+        unusable: checkpoints that are in the way of new ones.
+    """
+    words = [history.metrics.torn] if history.metrics.torn else []
+    aside = _free_name(run)
+    kept = [row for row in history.metrics.rows if row["step"] < next_step]
+    later = [row for row in history.metrics.rows if row["step"] >= next_step]
+    moved = _move_rollouts(run, next_step, aside)
+    for path in unusable:
+        try:
+            _move(path, aside / "checkpoints")
+            moved.append(f"{path.parent.name}/{path.name}")
+        except OSError as error:
+            # As for a folder of another user's.
+            words.append(f"{path} could not be moved ({error.strerror}); remove it")
+    if later:
+        aside.mkdir(exist_ok=True)
+        write_whole(aside / "metrics.jsonl", _lines(later))
+        moved.insert(0, f"metrics of {_steps(row['step'] for row in later)}")
+    if moved:
+        words.append(f"moved to {aside}: {', '.join(moved)}")
+    if absent := sorted(set(range(next_step)) - {row["step"] for row in kept}):
+        words.append(f"metrics.jsonl lacks {_steps(absent)}, which the checkpoint has gone through")
+    if (run / "metrics.jsonl").exists():
+        write_whole(run / "metrics.jsonl", _lines(kept))
+    words += _drop_torn_rollouts(run)
+    words += _write_revision(run, config)
+    entry: dict[str, Any] = {"step": next_step, **environment}
+    if changes:
+        entry["settings"] = {name: {"before": a, "now": b} for name, (a, b) in changes.items()}
+    started = dict(history.environment)
+    started["resumed"] = [*started.get("resumed", []), entry]
+    write_whole(run / "environment.json", json.dumps(started, indent=2) + "\n")
+    if restore_replaced(run / "model") or (run / "model").exists():
+        write_whole(run / OUTDATED_MODEL, f"The run has gone on from step {next_step} since.\n")
+    return RunFolder(run), words
+
+
+def _free_name(run: Path) -> Path:
+    number = 1
+    while (folder := run / f"before-resume-{number}").exists():
+        number += 1
+    return folder
+
+
+def _move_rollouts(run: Path, next_step: int, aside: Path) -> list[str]:
+    """Move the files of that step and later ones, and what was never finished."""
+    found: list[Path] = []
+    steps: set[int] = set()
+    for path in sorted((run / "rollouts").glob("*")):
+        match = _STEP_FILE.match(path.name)
+        if match and int(match[1]) >= next_step:
+            steps.add(int(match[1]))
+            found.append(path)
+        elif path.name.endswith(PARTIAL):
+            found.append(path)
+    for path in found:
+        _move(path, aside / "rollouts")
+    return [f"rollouts of {_steps(steps)}"] if steps else []
+
+
+def _move(path: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path.rename(folder / path.name)
+
+
+def _drop_torn_rollouts(run: Path) -> list[str]:
+    """Leave out a torn last line; files are written whole, but a copy of them can be cut short."""
+    words: list[str] = []
+    for path in sorted((run / "rollouts").glob("[0-9]*.jsonl")):
+        if path.stat().st_size and not _ends_a_line(path):
+            lines = read_run_lines(path, "restore it, or move it away")
+            write_whole(path, _lines(lines.rows))
+            words += [lines.torn] if lines.torn else []
+    return words
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _write_revision(run: Path, config: RunConfig) -> list[str]:
+    """Store the config of what follows, and the earlier one as config.NNNN.toml."""
+    if read_config(run) == config:
+        return []
+    number = 1
+    while (earlier := run / f"config.{number:04d}.toml").exists():
+        number += 1
+    write_whole(earlier, (run / "config.toml").read_text())
+    write_whole(run / "config.toml", resolved_toml(config))
+    return [f"config.toml has the settings from here on, {earlier.name} those until now"]
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _steps(steps: Any) -> str:
+    """`step 3`, `steps 3 to 5` or `steps 1, 3, 4`."""
+    numbers = sorted(set(steps))
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"steps {numbers[0]} to {numbers[-1]}"
+    return f"steps {', '.join(map(str, numbers))}"

@@ -1,0 +1,155 @@
+"""What a resume keeps of the steps that it does again, and what it writes down."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.reopen import environment_changes, read_history, reopen
+from fos_rl.runs import OUTDATED_MODEL, RunFolder, is_finished, read_metrics
+from fos_rl.types import StepRecord
+
+TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
+BEFORE = {"git_commit": "abc", "packages": {"torch": "2.11.0", "ray": "2.60"}, "device": "CPU"}
+
+
+def _config(*overrides: str) -> RunConfig:
+    return load_config(TINY, ["steps=5", *overrides])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Four steps of metrics and rollouts, as `train` leaves them."""
+    folder = RunFolder.create(tmp_path / "run", _config(), dict(BEFORE))
+    for step in range(4):
+        folder.metrics(StepRecord(step=step, metrics={"reward/mean": step / 4}))
+        for kind in ("jsonl", "trainer.jsonl"):
+            (folder.path / f"rollouts/{step:06d}.{kind}").write_text(f'{{"step": {step}}}\n')
+    return folder.path
+
+
+def _reopen(run: Path, next_step: int, config: RunConfig | None = None, **more) -> list[str]:
+    journal, words = reopen(
+        run,
+        next_step,
+        config=config or _config(),
+        changes=more.pop("changes", {}),
+        environment={"git_commit": "def"},
+        history=read_history(run),
+        **more,
+    )
+    assert journal.path == run
+    return words
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_steps_that_are_done_again_are_kept_out_of_the_way(run: Path) -> None:
+    torn = run / "rollouts" / "000004.jsonl.123.partial"
+    torn.write_text('{"ste')
+    damaged = run / "checkpoints" / "000004"
+    damaged.mkdir(parents=True)
+    [moved] = _reopen(run, 2, unusable=[damaged])
+    aside = run / "before-resume-1"
+    assert moved == (
+        f"moved to {aside}: metrics of steps 2 to 3, rollouts of steps 2 to 4, checkpoints/000004"
+    )
+    assert [step["step"] for step in read_metrics(run)] == [0, 1]
+    assert read_metrics(aside) == [
+        {"step": 2, "reward/mean": 0.5},
+        {"step": 3, "reward/mean": 0.75},
+    ]
+    assert _names(run / "rollouts") == [
+        f"{step:06d}.{kind}" for step in (0, 1) for kind in ("jsonl", "trainer.jsonl")
+    ]
+    assert len(_names(aside / "rollouts")) == 5
+    assert (aside / "checkpoints" / "000004").is_dir()
+    assert not damaged.exists()
+    # The next one has a place of its own; one with nothing to move has none.
+    [moved] = _reopen(run, 1)
+    assert moved.endswith("before-resume-2: metrics of step 1, rollouts of step 1")
+    assert _reopen(run, 1) == []
+    assert not (run / "before-resume-3").exists()
+
+
+def test_a_torn_last_line_is_dropped_and_the_steps_that_are_missing_named(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    rollouts = run / "rollouts" / "000001.jsonl"
+    rollouts.write_text('{"step": 1}\n{"step')
+    words = _reopen(run, 4)
+    assert words == [
+        f"{path}, line 4: torn in a write, left out",
+        "metrics.jsonl lacks step 3, which the checkpoint has gone through",
+        f"{rollouts}, line 2: torn in a write, left out",
+    ]
+    assert [step["step"] for step in read_metrics(run)] == [0, 1, 2]
+    assert rollouts.read_text() == '{"step": 1}\n'
+    RunFolder(run).metrics(StepRecord(step=4, metrics={}))
+    assert [step["step"] for step in read_metrics(run)] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("metrics.jsonl", '{"step": 0}\n{"st\n{"step": 2}\n', r"metrics\.jsonl, line 2 is not"),
+        ("metrics.jsonl", '{"step": 0}\n{"reward": 1}\n', r"metrics\.jsonl, line 2 has no step"),
+        ("environment.json", '{"git_co', r"environment\.json is not JSON"),
+        ("environment.json", "[]", r"environment\.json is no JSON object"),
+    ],
+)
+def test_damage_that_cannot_be_a_torn_write_stops_before_anything_changes(
+    run: Path, file: str, content: str, words: str
+) -> None:
+    (run / file).write_text(content)
+    with pytest.raises(ValueError, match=words):
+        read_history(run)
+
+
+def test_changed_settings_are_a_new_revision(run: Path) -> None:
+    first = (run / "config.toml").read_text()
+    words = _reopen(run, 4, _config("trainer.lr=1e-2"), changes={"trainer.lr": (1e-4, 1e-2)})
+    assert words == ["config.toml has the settings from here on, config.0001.toml those until now"]
+    assert (run / "config.0001.toml").read_text() == first
+    stored = parse_config(tomllib.loads((run / "config.toml").read_text()))
+    assert stored == _config("trainer.lr=1e-2")
+    [entry] = json.loads((run / "environment.json").read_text())["resumed"]
+    assert entry == {
+        "step": 4,
+        "git_commit": "def",
+        "settings": {"trainer.lr": {"before": 1e-4, "now": 1e-2}},
+    }
+    _reopen(run, 4, _config("trainer.lr=1e-3"))
+    assert (run / "config.0002.toml").is_file()
+    assert _reopen(run, 4, _config("trainer.lr=1e-3")) == []
+    assert not (run / "config.0003.toml").exists()
+    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 3
+
+
+def test_a_model_of_an_earlier_end_does_not_finish_the_run(run: Path) -> None:
+    """The last step is done again and the process killed before the model is written."""
+    (run / "model").mkdir()
+    RunFolder(run).metrics(StepRecord(step=4, metrics={}))
+    assert is_finished(run)
+    _reopen(run, 4)
+    RunFolder(run).metrics(StepRecord(step=4, metrics={}))
+    assert not is_finished(run)
+    (run / OUTDATED_MODEL).unlink()
+    assert is_finished(run)
+
+
+def test_other_code_and_packages_are_named(run: Path) -> None:
+    now = {**BEFORE, "git_commit": "def", "packages": {"torch": "2.12.0", "vllm": "1"}}
+    assert environment_changes(read_history(run).last_environment, now) == [
+        "git_commit abc then, def now",
+        "torch 2.11.0 then, 2.12.0 now",
+        "ray 2.60 then, None now",
+        "vllm None then, 1 now",
+    ]
+    assert environment_changes(BEFORE, BEFORE) == []
+    _reopen(run, 4)
+    assert read_history(run).last_environment["git_commit"] == "def"
