@@ -60,7 +60,7 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     return 0
 
 
-class _Engine:
+class Engine:
     """vLLM in this process behind the loop's Sampler protocol."""
 
     def __init__(self, generator: VllmGenerator, loop: asyncio.AbstractEventLoop) -> None:
@@ -74,14 +74,14 @@ class _Engine:
 
 
 @contextmanager
-def _engine(spec: ModelSpec, folder: Path, config: RunConfig, device: str) -> Iterator[_Engine]:
+def _engine(spec: ModelSpec, folder: Path, config: RunConfig, device: str) -> Iterator[Engine]:
     loop = asyncio.new_event_loop()
     generator = VllmGenerator(
         spec, folder, config.rollout, config.generator, "cuda" if device == "cuda" else "cpu"
     )
     try:
         loop.run_until_complete(load_folder_weights(generator, folder))
-        yield _Engine(generator, loop)
+        yield Engine(generator, loop)
     finally:
         generator.close()
         loop.close()
