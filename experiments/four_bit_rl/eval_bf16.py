@@ -2,8 +2,8 @@
 
     python experiments/four_bit_rl/eval_bf16.py runs/four_bit_rl
 
-Writes eval_bf16.json into each run folder that holds a trained model: the run's own evaluation sets, its
-own seeds, bf16 instead of the arm's precision. A tenth of a minute for a run after the engine's start.
+Writes eval_bf16.json into each run folder that holds a trained model: the run's own evaluation sets
+and seeds, bf16 instead of the arm's precision. Some seconds per run after the engine's start.
 """
 
 import argparse
