@@ -1,11 +1,9 @@
 r"""Answers in one spelling: no delimiters, markup, fonts or unit words around the mathematics."""
 
-# Models write typographic symbols; word lists read best as text.
-# ruff: noqa: RUF001, SIM905
+# Models write typographic symbols.
+# ruff: noqa: RUF001
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 
 from fos_rl.data.answers import match_brace
 
@@ -14,7 +12,7 @@ _SYMBOLS = str.maketrans(
         **{code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)},
         **dict.fromkeys("−–—‐‑﹣", "-"),
         **dict.fromkeys("\u00a0\u2009\u202f\u2007", "\\,"),
-        **dict.fromkeys("€£¥₹₩￥", "$"),
+        "￥": "¥",
         "、": ",",
         "。": ".",
         "×": r"\times ",
@@ -49,21 +47,28 @@ _REPLACEMENTS = [
     for pattern, replacement in (
         (r"\\(?:left|right)\s*\.", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])", ""),
-        (r"\\[()\[\]]|\\\$|\$", " "),
+        (r"\\\$", "¤"),
+        (r"\\[()\[\]]|\$", " "),
         # Thin spaces are thousands separators between groups of three digits.
         (r"(?<=\d)(?:\\[,;:!]|\{,\}|\\ )(?=\d{3}(?!\d))", ","),
         (r"\{,\}", ","),
         (r"\\!", ""),
         (r"\\(?:[,;: ~]|q?quad(?![a-zA-Z]))|~", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
-        (r"\\dbinom", r"\\binom"),
+        (r"\\(?:[dtc]|nice|s)frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\{\s*([^{}]*?)\s*\\choose(?![a-zA-Z])\s*([^{}]*?)\s*\}", r"\\binom{\1}{\2}"),
         (r"\\varnothing", r"\\emptyset"),
         (r"\\(?:leqslant|le)(?![a-zA-Z])|<=", r"\\leq"),
         (r"\\(?:geqslant|ge)(?![a-zA-Z])|>=", r"\\geq"),
-        (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
-        (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", "°"),
+        (r"\\ne(?![a-zA-Z])|!=", r"\\neq"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\[lr]vert(?![a-zA-Z])", "|"),
+        (r"\\(?:backslash|smallsetminus)(?![a-zA-Z])", r"\\setminus"),
+        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-zA-Z])", "°"),
+        (r"°\s*(?=[CF](?![A-Za-z]))", "°"),
         (r"\\%", "%"),
         (r"\*\*|__|`|</?(?:b|i|em|strong|code)>", ""),
         # Check marks and emoji.
@@ -72,13 +77,31 @@ _REPLACEMENTS = [
         (r"\s+", " "),
     )
 ]
-_ROW_BREAK = "\x1e"
+# Of a private use area, so that no pattern takes it for a space or a command.
+_ROW_BREAK = "\ue000"
 _LEAD = re.compile(
     r"^(?:(?:so|thus|hence|therefore|and|then)[, ]+)?(?:(?:the|my|our|its|a|final|correct|answer|"
     r"value|result|solution|sum|number|total|it|this|that|which)\s+)*"
     r"(?:(?:is|are|equals|be)\s+(?:equal to\s+)?|=\s*|\\approx\s*|:\s*)(?:equal to\s+)?",
     re.IGNORECASE,
 )
+# A letter in roman type after a value is a unit, one in italics a variable.
+_LONG_NAMES = {"m": "meter", "s": "second", "g": "gram", "h": "hour", "L": "liter"}
+_UNIT_LETTER = re.compile(r"(?<![A-Za-z])[msghL](?![A-Za-z])")
+_AFTER_VALUE = re.compile(r"(?:[\d})/°]|\\pi)(?:\s|\\[,;:! ])*$")
+_REPEATING = re.compile(
+    r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<start>\d{0,20})(?:"
+    r"\\(?:overline|bar|dot)\s*(?:\{\s*(?P<a>\d{1,20})\s*\}|(?P<b>\d))|\((?P<c>\d{1,20})\)"
+    r"|(?P<d>\d{1,2}?)(?P=d){1,20}(?P=d)\s*(?:\.{3}|…|\\[lc]?dots(?![a-z])))"
+)
+_ARGUMENTS = re.compile(r"\\(?P<name>frac|binom|sqrt)(?![a-zA-Z])")
+_REASON = r"since|because|as|by|using|from|i\.e\.|that is|namely|exact(?:ly)?|simplified|note"
+_REMARK = re.compile(
+    r"(?<=\S)\s*(?:\((?P<inner>[^()]*(?:\([^()]*\)[^()]*)*)\)|[,;]?\s(?P<tail>(?:since|because)\s.*))$",
+    re.IGNORECASE | re.DOTALL,
+)
+_REASON_START = re.compile(rf"\s*(?:{_REASON})(?![a-z])", re.IGNORECASE)
+_DOUBT = re.compile(r"\b(?:or|not|maybe|perhaps|if|unless|wrong|instead)\b|[或不]", re.IGNORECASE)
 _TRAIL = re.compile(r"[.\s]*\bi hope (?:it|this) is correct\.?$", re.IGNORECASE)
 
 
@@ -93,6 +116,7 @@ def normalize_answer(text: str) -> str:
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)
     text = text.replace(_ROW_BREAK, "\\\\")
+    text = _with_fractions(_brace_arguments(text))
     text = _TRAIL.sub("", text.strip())
     before = None
     while before != text:
@@ -102,6 +126,7 @@ def normalize_answer(text: str) -> str:
         text = _LEAD.sub("", text, count=1) or text
         if text.startswith("_") or text.endswith("_"):
             text = text.strip("_")
+        text = _without_remark(text)
     return text
 
 
@@ -115,176 +140,61 @@ def _unwrap(text: str) -> str:
         if end < 0:
             return text[: match.start()] + text[match.end() + 1 :]
         inner = text[match.end() + 1 : end - 1]
+        if _AFTER_VALUE.search(text[: match.start()]):
+            inner = _UNIT_LETTER.sub(lambda m: _LONG_NAMES[m[0]], inner)
         text = f"{text[: match.start()]} {inner} {text[end:]}"
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """An exact value. `decimals` counts digits after the point, None for a fraction."""
+def _brace_arguments(text: str) -> str:
+    r"""`\frac\pi6` as `\frac{\pi}{6}`: TeX takes the next letter, digit or command.
 
-    value: Fraction
-    decimals: int | None
-    percent: bool = False
-    unit: str = ""
-
-
-# Powers of ten and digits beyond these cost time and occur in no answer.
-_MAX_EXPONENT = 400
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(
-    rf"(?:(?P<sign>[-+])\s*)?(?:(?P<whole>\d+)\s*(?=\\frac))?(?:"
-    rf"\\frac\s*\{{\s*(?P<a>-?(?:{_DECIMAL}))\s*\}}\s*\{{\s*(?P<b>-?(?:{_DECIMAL}))\s*\}}"
-    rf"|(?P<c>{_DECIMAL})\s*/\s*(?P<d>{_DECIMAL})"
-    rf"|(?P<m>{_DECIMAL})(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?P<e>\{{\s*[-+]?\d+\s*\}}|-?\d+)"
-    rf"|[eE](?P<f>[-+]?\d+))?)"
-)
-_PERCENT = re.compile(r"\s*(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
-_KNOWN_UNITS = frozenset(
-    "m cm mm km dm nm in ft yd mi g kg mg t lb lbs oz s ms min h hr hrs l L ml mL mph kph km/h m/s "
-    "W kW J kJ V A N Pa K C F Hz GB MB USD EUR GBP RMB AM PM am pm degrees degree deg rad".split()
-)
-# Words that make another statement of a number than that it is the answer.
-_DENIED = frozenset(
-    "or nor and but not no never cannot can't isn't wrong incorrect false maybe perhaps possibly "
-    "probably either neither between from to than least most more less greater fewer over under "
-    "above below almost nearly plus minus times divided half third quarter twice double hundred "
-    "thousand million billion trillion dozen squared cubed root pi unless if except instead wait "
-    "sure unknown undefined infinity infinite step question problem option choice through until "
-    "mod modulo doesn't don't didn't won't hundreds thousands millions billions dozens up sqrt e i "
-    "sin cos tan log ln".split()
-)
-_DENIED_CJK = set("或和到至万億亿百千十不非除约减加乘")
-_WORD = re.compile(r"[A-Za-zµΩ][A-Za-zµΩ'’]*")
-_PLAIN_WORDS = re.compile(r"(?:[A-Za-z]+(?:['’-][A-Za-z]+)*|[\s,.;:!?()\"]|[\u4e00-\u9fff])*")
-_UNIT = re.compile(
-    r"[A-Za-zµΩ][A-Za-zµΩ'’]*\.?(?:\^?\{?[-]?[1-4]\}?)?"
-    r"(?:(?:\s*/\s*|\s*\\cdot\s*|[\s-]+)[A-Za-zµΩ][A-Za-zµΩ'’]*\.?(?:\^?\{?[-]?[1-4]\}?)?){0,5}"
-)
-
-
-def parse_number(text: str) -> Number | None:
-    r"""The number that a normalized answer states, or None if it states none or more than one.
-
-    Integers, decimals with or without thousands separators, fractions, mixed numbers and powers of
-    ten, exactly; a percent sign, a currency or a unit may stand around them, and words that say no
-    more than that this is the answer: `x = 5`, `5 km`, `\frac{68}{2}`, `There are 34 apples`.
+    `\sqrt12` is left alone: TeX reads the root of 1, its writer meant that of 12.
     """
-    text = text.strip().strip("()") if re.fullmatch(r"\([^(),]*\)", text.strip()) else text.strip()
-    return bare_number(text) or _equation_value(text) or _number_in_words(text)
+    place = 0
+    while (match := _ARGUMENTS.search(text, place)) is not None:
+        place = match.end()
+        if match["name"] == "sqrt":
+            index = re.compile(r"\s*\[[^\[\]]*\]").match(text, place)
+            place = index.end() if index else place
+            if re.compile(r"\s*\d\d").match(text, place):
+                continue
+        first = place
+        for _ in range(1 if match["name"] == "sqrt" else 2):
+            argument = re.compile(r"\s*(?:\{|(\\[A-Za-z]+|[^\s\\{}^_]))").match(text, place)
+            if argument is None:
+                break
+            if argument[1] is None:
+                place = match_brace(text, argument.end() - 1)
+                if place < 0:
+                    return text
+            else:
+                text = f"{text[:place]}{{{argument[1]}}}{text[argument.end() :]}"
+                place += len(argument[1]) + 2
+        # Arguments may hold commands of their own.
+        place = first
+    return text
 
 
-def bare_number(text: str) -> Number | None:
-    """As `parse_number`, without equations and sentences."""
-    text = re.sub(r"^(?:US|USD|EUR|Rs\.?|RMB)\s*(?=[\d-])", "", text)
-    match = _NUMBER.match(text)
-    if match is None or (number := _number_of(match)) is None:
-        return None
-    rest = text[match.end() :]
-    percent = _PERCENT.match(rest)
-    if percent is not None:
-        number = Number(value=number.value, decimals=number.decimals, percent=True)
-        rest = rest[percent.end() :]
-    unit = rest.strip().removesuffix(".")
-    if not is_unit(unit, spaced=rest[:1].isspace()):
-        return None
-    return Number(
-        value=number.value, decimals=number.decimals, percent=number.percent, unit=unit.casefold()
-    )
+def _with_fractions(text: str) -> str:
+    r"""Repeating decimals as fractions: `0.1\overline{6}`, `0.1(6)` and `0.1666...` are 15/90."""
+    return _REPEATING.sub(_fraction, text)
 
 
-def is_unit(text: str, *, spaced: bool) -> bool:
-    """Whether words after a value are a unit or name what is counted. Nothing at all is fine."""
-    if text in ("", "°"):
-        return True
-    if text.startswith("°") and text[1:] in ("C", "F"):
-        return True
-    if re.fullmatch(r"[\u4e00-\u9fff]{1,4}", text):
-        return not _DENIED_CJK & set(text)
-    if text in _KNOWN_UNITS:
-        return True
-    if not _UNIT.fullmatch(text):
-        return False
-    words = _WORD.findall(text)
-    if not _harmless(words):
-        return False
-    if not spaced and words[0] not in _KNOWN_UNITS:
-        return False
-    # A letter or two is a product of variables unless it is a known unit.
-    return all(word in _KNOWN_UNITS or len(word) > 2 or word in ("of", "in", "a") for word in words)
+def _fraction(match: re.Match[str]) -> str:
+    start = match["start"]
+    period = match["a"] or match["b"] or match["c"] or match["d"]
+    digits = (match["whole"] or "0") + start
+    top = int(digits + period) - int(digits)
+    return rf"\frac{{{top}}}{{{(10 ** len(period) - 1) * 10 ** len(start)}}}"
 
 
-def _harmless(words: list[str]) -> bool:
-    return not any(word.casefold().replace("’", "'") in _DENIED for word in words)
-
-
-def _number_of(match: re.Match[str]) -> Number | None:
-    sign = -1 if match["sign"] == "-" else 1
-    texts = [match[name] for name in "abcdm"]
-    if any(text is not None and len(text) > _MAX_EXPONENT for text in texts):
-        return None
-    a, b, c, d, m = [None if t is None else Fraction(t.replace(",", "")) for t in texts]
-    whole = int(match["whole"] or 0)
-    if m is None:
-        top, bottom = (a, b) if a is not None else (c, d)
-        if not bottom or top is None:
-            return None
-        return Number(value=sign * (whole + top / bottom), decimals=None)
-    exponent = int((match["e"] or match["f"] or "0").strip("{} "))
-    if abs(exponent) > _MAX_EXPONENT:
-        return None
-    decimals = len(match["m"].partition(".")[2]) - exponent
-    return Number(value=sign * m * Fraction(10) ** exponent, decimals=max(decimals, 0))
-
-
-def _equation_value(text: str) -> Number | None:
-    """The right side of `x = 5` and of `3 + 4 = 7`; of one equation only."""
-    left, equals, right = re.sub(r"\\approx", "=", text).rpartition("=")
-    if not equals or re.search(r"[!<>,;]\s*$|\\neq|\\[lg]eq|[,;]", left):
-        return None
-    if re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", right.strip()):
-        right = left
-    return bare_number(right.strip()) if _harmless(_WORD.findall(left)) else None
-
-
-def _number_in_words(text: str) -> Number | None:
-    """The only number of a sentence in plain words, as in `She sold 34 clips`."""
-    matches = list(_NUMBER.finditer(text))
-    if len(matches) != 1:
-        return None
-    match = matches[0]
-    before, after = text[: match.start()], text[match.end() :]
-    percent = _PERCENT.match(after)
-    after = after[percent.end() :] if percent else after
-    if not _PLAIN_WORDS.fullmatch(before) or not _PLAIN_WORDS.fullmatch(after):
-        return None
-    first_after = _WORD.match(after)
-    if before[-1:].isalnum() or (first_after and first_after[0] not in _KNOWN_UNITS):
-        return None
-    words_after = _WORD.findall(after)
-    words = _WORD.findall(before) + words_after
-    if not 0 < len(words) <= 15 or not _harmless(words) or _DENIED_CJK & set(text):
-        return None
-    # A lone letter after a number is a variable.
-    if any(len(word) < 2 and word != "a" and word not in _KNOWN_UNITS for word in words_after):
-        return None
-    number = _number_of(match)
-    if number is None:
-        return None
-    return Number(value=number.value, decimals=number.decimals, percent=percent is not None)
-
-
-def split_elements(text: str) -> list[str]:
-    """The parts of a list: at commas, semicolons, `or` and `and` outside of brackets."""
-    text = re.sub(r"\s*,?\s+(?:or|and)\s+|[或和]", ",", text)
-    parts, depth, start = [], 0, 0
-    for place, char in enumerate(text):
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char in ",;" and depth <= 0:
-            parts.append(text[start:place])
-            start = place + 1
-    parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
+def _without_remark(text: str) -> str:
+    """`34 (since 2*17=34)` as `34`; a remark that takes something back stays."""
+    match = _REMARK.search(text)
+    if match is None or _DOUBT.search(match[0]):
+        return text
+    before, inner = text[: match.start()], match["inner"]
+    if inner is None or _REASON_START.match(inner) or inner.rpartition("=")[2].strip() == before:
+        return before
+    return text

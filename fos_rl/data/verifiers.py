@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Rule = Literal["math", "math_by_value", "last_integer", "has_letter_of"]
 _MATH_VERIFY = f"(math-verify {version('math-verify')})"
 VERIFIER_NAMES: dict[Rule, str] = {
-    "math": f"fos_rl.math/1 {_MATH_VERIFY}",
+    "math": f"fos_rl.math/2 {_MATH_VERIFY}",
     "math_by_value": f"fos_rl.math_by_value/1 {_MATH_VERIFY}",
     "last_integer": "fos_rl.last_integer/1",
     "has_letter_of": "fos_rl.has_letter_of/1",
@@ -45,9 +45,9 @@ _WALL_FACTOR = 20
 def verify(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
     r"""1.0 if the answer that a response gives equals the gold answer, else 0.0.
 
-    The answer is the last `Answer: ...` line or `\boxed{...}`; see `answers.find_answer` for what
-    counts as one and `equivalence.answers_equal` for what is equal. A response cut off
-    (`finish_reason` other than stop) is right only if its answer was finished before.
+    The answer is the last `Answer: ...` line, `#### ...` line, `\boxed{...}` or `<answer>` tag; see
+    `answers.find_answer` for what counts as one and `equivalence.answers_equal` for what is equal.
+    A response cut off (`finish_reason` other than stop) is right only if its answer was finished.
 
     Pure, without signals or a time limit, so it runs in any thread; `VerifierPool` limits it.
     """

@@ -14,8 +14,8 @@ from fos_rl.config import RewardConfig
 from fos_rl.data.verifiers import VERIFIER, VerifierPool
 from fos_rl.types import Rollout
 
-# A power tower keeps sympy busy for longer than any limit.
-STUCK = "Answer: $9^{9^{9^{9^9}}}$"
+# The factorial of 10^8 keeps sympy busy for longer than any limit.
+STUCK = r"Answer: $\prod_{n=1}^{10^8} n$"
 MIXED = [
     ("Answer: 34", "34", "stop"),
     ("Answer: 35", "34", "stop"),
@@ -47,7 +47,7 @@ def score_in_a_thread(pool: VerifierPool, samples) -> np.ndarray:
 
 def test_name_and_version_are_recorded(pool: VerifierPool) -> None:
     assert pool.name == VERIFIER
-    assert VERIFIER.startswith("fos_rl.math/1 (math-verify 0.")
+    assert VERIFIER.startswith("fos_rl.math/2 (math-verify 0.")
     with VerifierPool(RewardConfig(), rule="last_integer") as other:
         assert other.name == "fos_rl.last_integer/1"
 
