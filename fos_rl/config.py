@@ -338,6 +338,10 @@ def read_toml(path: Path, hint: str) -> dict[str, Any]:
     return tree
 
 
+OUTDATED_MODEL = "model.outdated"
+"""Lies in a run folder while its model/ is of an earlier end, and the run has gone on since."""
+
+
 def run_config_file(run: Path) -> Path:
     """The resolved config of a run folder.
 

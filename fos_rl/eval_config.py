@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from fos_rl.config import RunConfig, load_config, resolve_config, run_config_file
+from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, resolve_config, run_config_file
 from fos_rl.spec import Bf16, Precision
 
 
@@ -34,6 +34,11 @@ def eval_config(
         raise ValueError(
             f"{model} has no trained model yet, which a run writes at its end; go on with it "
             f"(fos-rl resume {model}), or give a model's folder"
+        )
+    if is_run(model) and (Path(model) / OUTDATED_MODEL).exists():
+        raise ValueError(
+            f"{model} has gone on since its model was written (fos-rl resume); let it finish, or "
+            f"give {folder} to evaluate the earlier one"
         )
     settings = [
         f"model.path={json.dumps(str(folder) if is_run(model) else model)}",

@@ -45,6 +45,18 @@ def read_run_lines(path: Path, remedy: str, keys: Iterable[str] = ()) -> JsonLin
     return JsonLines(rows=rows)
 
 
+def torn_tail(path: Path) -> str:
+    """What is wrong with the last line of such a file, if it is torn; of a file that ends a line,
+    the last byte alone is read."""
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return ""
+        file.seek(-1, 2)
+        if file.read(1) == b"\n":
+            return ""
+    return read_run_lines(path, "restore it, or leave the run out").torn
+
+
 def last_object(path: Path) -> dict[str, Any] | None:
     """The last whole object of such a file, found without parsing the lines before it."""
     lines = reversed(path.read_bytes().split(b"\n"))

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
-from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, parse_config
 from fos_rl.console import RunConsole
 from fos_rl.data.eval_sets import EvalSet, load_eval_sets
 from fos_rl.data.problems import load_problems
@@ -28,7 +28,6 @@ from fos_rl.reopen import environment_changes, read_history, reopen
 from fos_rl.resume_settings import change_lines, check_resumed
 from fos_rl.run_lock import run_lock
 from fos_rl.runs import (
-    OUTDATED_MODEL,
     RunFolder,
     describe_environment,
     is_finished,

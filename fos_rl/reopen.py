@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fos_rl.config import RunConfig
+from fos_rl.config import OUTDATED_MODEL, RunConfig
 from fos_rl.files import read_json_object
-from fos_rl.json_lines import JsonLines, read_run_lines
+from fos_rl.json_lines import JsonLines, read_run_lines, torn_tail
 from fos_rl.runs import (
-    OUTDATED_MODEL,
     RunFolder,
     read_config,
     read_metrics_lines,
@@ -82,6 +81,10 @@ def reopen(
     kept = [row for row in history.metrics.rows if row["step"] < next_step]
     later = [row for row in history.metrics.rows if row["step"] >= next_step]
     moved = _move_rollouts(run, next_step, aside)
+    # Figures of the model that this run will replace.
+    if (run / "eval.json").exists():
+        _move(run / "eval.json", aside)
+        moved.append("eval.json")
     for path in unusable:
         try:
             _move(path, aside / "checkpoints")
@@ -144,17 +147,10 @@ def _drop_torn_rollouts(run: Path) -> list[str]:
     """Leave out a torn last line; files are written whole, but a copy of them can be cut short."""
     words: list[str] = []
     for path in sorted((run / "rollouts").glob("[0-9]*.jsonl")):
-        if path.stat().st_size and not _ends_a_line(path):
-            lines = read_run_lines(path, "restore it, or move it away")
-            write_whole(path, _lines(lines.rows))
-            words += [lines.torn] if lines.torn else []
+        if torn := torn_tail(path):
+            write_whole(path, _lines(read_run_lines(path, "restore it, or move it away").rows))
+            words.append(torn)
     return words
-
-
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"
 
 
 def _write_revision(run: Path, config: RunConfig) -> list[str]:

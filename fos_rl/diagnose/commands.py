@@ -13,7 +13,14 @@ from fos_rl.config import RunConfig
 from fos_rl.diagnose.hosts import host_pair
 from fos_rl.diagnose.parity import Parity, compare_hosts
 from fos_rl.diagnose.parity_report import print_parity, verdict
-from fos_rl.diagnose.records import Record, read_jsonl, read_step, run_steps, sample_records
+from fos_rl.diagnose.records import (
+    Record,
+    read_jsonl,
+    read_step,
+    run_steps,
+    sample_records,
+    torn_rollouts,
+)
 from fos_rl.diagnose.rescore import (
     Scene,
     explain_step,
@@ -100,7 +107,8 @@ def _stored(
         behind = (
             f", sampled by policy version {sorted(stated, key=str)}" if stated != {step} else ""
         )
-        yield f"step {step}{behind}", step, records
+        torn = "".join(f"\n{words}" for words in torn_rollouts(source, step))
+        yield f"step {step}{behind}{torn}", step, records
 
 
 def _print_recorded(console: Console, records: Sequence[Record]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fos_rl.files import read_json_lines
+from fos_rl.json_lines import read_run_lines, torn_tail
 from fos_rl.types import TrainBatch
 
 _ALIASES = {
@@ -56,16 +57,30 @@ def run_steps(run: Path) -> list[int]:
 
 def read_step(run: Path, step: int) -> list[Record]:
     """A step's responses: those the trainer scored, in its order, or all where it scored none."""
-    file = run / "rollouts" / f"{step:06d}.jsonl"
-    rows = _rows(file, (*_KEY, "prompt_ids", "log_probs"))
-    sampled = {_key(row): row for row in rows}
-    scored_file = run / "rollouts" / f"{step:06d}.trainer.jsonl"
+    file, scored_file = _step_files(run, step)
+    lines = read_run_lines(file, _REMEDY, (*_KEY, "prompt_ids", "log_probs"))
+    sampled = {_key(row): row for row in lines.rows}
     if not scored_file.is_file():
-        return [_record(row, None) for row in rows if row["response_ids"]]
-    scored = _rows(scored_file, (*_KEY, "trainer_log_probs"))
+        return [_record(row, None) for row in lines.rows if row["response_ids"]]
+    scored = read_run_lines(scored_file, _REMEDY, (*_KEY, "trainer_log_probs")).rows
+    if lines.torn:
+        # What was on the torn line is lost.
+        scored = [row for row in scored if _key(row) in sampled]
     if any(_key(row) not in sampled for row in scored):
         raise ValueError(f"{scored_file} has a response that {file} lacks; {_REMEDY}")
     return [_record(sampled[_key(row)], row["trainer_log_probs"]) for row in scored]
+
+
+def torn_rollouts(run: Path, step: int) -> list[str]:
+    """What is wrong with a last line of a step's files that `read_step` leaves out."""
+    found = (torn_tail(path) for path in _step_files(run, step) if path.is_file())
+    return [torn for torn in found if torn]
+
+
+def _step_files(run: Path, step: int) -> tuple[Path, Path]:
+    """What the generator sampled, and what the trainer scored of it."""
+    folder = run / "rollouts"
+    return folder / f"{step:06d}.jsonl", folder / f"{step:06d}.trainer.jsonl"
 
 
 def read_jsonl(path: Path, vocab_size: int) -> list[Record]:

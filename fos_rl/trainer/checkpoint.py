@@ -123,6 +123,8 @@ def verify_checkpoint(folder: Path) -> dict[str, Any] | None:
         raise ValueError("an empty folder")
     if (folder / MANIFEST).exists():
         facts = read_manifest(folder)
+        if not facts.keys() >= {"checkpoint", "contract", "settings"}:
+            raise ValueError(f"{MANIFEST} is not that of a checkpoint")
         if facts["checkpoint"] != folder.name:
             raise ValueError(f"written as {facts['checkpoint']}, and renamed since")
         return facts

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from fos_rl.compare.load import load
@@ -59,6 +61,27 @@ def test_a_torn_last_line_is_left_out_and_named(tmp_path, write_run) -> None:
     assert found.notes == [
         f"Torn: {run}/metrics.jsonl, line 3: torn in a write, left out.",
         "Unfinished: demo/seed_0 has 2 of 3 steps.",
+    ]
+
+
+def test_torn_rollouts_are_named_and_their_other_rows_read(tmp_path, write_run) -> None:
+    run = write_run(tmp_path / "demo", STEP)
+    file = run / "rollouts" / "000000.jsonl"
+    row = json.dumps({"group": 0, "prompt_id": "a", "reward": 1.0})
+    file.write_text(f"{row}\n{row[:-10]}")
+    found = load([run])
+    assert found.notes == [f"Torn: {file}, line 2: torn in a write, left out."]
+    assert found.runs[0].rollouts(0) == [json.loads(row)]
+
+
+def test_settings_that_a_resume_changed_are_named(tmp_path, write_run) -> None:
+    run = write_run(tmp_path / "demo", STEP)
+    changes = {name: {"before": 1, "now": 2} for name in ("steps", "trainer.lr")}
+    (run / "environment.json").write_text(
+        json.dumps({"resumed": [{"step": 0}, {"step": 3, "settings": changes}]})
+    )
+    assert load([run]).notes == [
+        "Changed: demo/seed_0 has trainer.lr = 2 from step 3 on, 1 before."
     ]
 
 

@@ -237,6 +237,32 @@ def test_a_full_disk_leaves_the_earlier_ones_and_nothing_of_its_own(model: Path,
     assert find_checkpoint(run).notes == []
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["torch.save", "fos_rl.trainer.checkpoint.write_manifest", "os.fsync", "pathlib.Path.rename"],
+)
+def test_a_save_that_is_killed_is_named_and_can_be_done_again(
+    model: Path, run: Path, monkeypatch, where: str
+) -> None:
+    """At each stage. A killed process cleans nothing up, so here nobody does."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer, folder = _trainer(model), checkpoint_folder(run, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        patch.setattr(where, killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(trainer, folder)
+    found = find_checkpoint(run)
+    assert found.checkpoint.step == 4
+    assert found.notes == ["checkpoints/000006.partial: left by a save that was interrupted"]
+    save_checkpoint(trainer, folder)
+    found = find_checkpoint(run)
+    assert (found.checkpoint.step, found.notes) == (6, [])
+
+
 def test_another_contract_is_refused_with_the_fields(model: Path, run: Path) -> None:
     with pytest.raises(
         ValueError, match=r"precision\.compute_dtype: 'float32' != 'bfloat16'; resume with"
