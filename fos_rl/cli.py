@@ -96,7 +96,10 @@ explains why the recorded log-probs are not those of the run's arm.
   fos-rl rescore rollouts.jsonl --config configs/demo.toml         another toolkit's records
 
 Weights: the initial model for step 0, later steps need trainer.save_every. A JSONL file has one
-object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_log_probs."""
+object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_log_probs.
+
+Exit status 1 when a difference is not explained. Noise, a named cause and flipped codes are
+explanations."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from fos_rl.diagnose import architecture, numerics, readouts, weight_versions
+from fos_rl.diagnose.flips import (
+    NOISE,
+    Differences,
+    Flips,
+    differences,
+    find_flips,
+    is_noise,
+    nudge_size,
+    what_flips,
+)
 from fos_rl.diagnose.hypotheses import Hypothesis, Question, Untested, remaining
 from fos_rl.diagnose.numerics import other_kernels
 from fos_rl.diagnose.scorer import Forward, run_forward
 
-# A difference up to this many times what other kernels alone make is noise: the two kernels that
-# made it need not be as near to each other as the two that measure it.
-NOISE = 3.0
 # A cause that leaves less than this share, or only noise, explains the difference.
 EXPLAINED = 0.1
 # One that leaves less than this explains it in part.
@@ -27,6 +34,8 @@ class Finding:
     detail: str
     remaining: float
     """Mean |recorded - hypothesis|, nats."""
+    typical: float
+    """Of the median response, nats."""
     explained: float
     """1 - remaining / difference; negative where it makes things worse."""
     noise: float | None = None
@@ -40,24 +49,40 @@ class Attribution:
 
     host: str
     tokens: int
-    difference: float
-    """Mean |recorded - trainer's forward under the configured arm|, nats."""
-    kernel_noise: float
-    """Mean |log-prob difference| that other kernels and another order of additions make."""
+    found: Differences
+    """|recorded - trainer's forward under the configured arm|."""
+    noise: Differences
+    """|log-prob difference| that other kernels and another order of additions make."""
     findings: list[Finding]
     """Best first."""
     untested: list[Untested]
+    flips: Flips | None = None
+    """Of a difference that is flipped codes and nothing else."""
+
+    @property
+    def difference(self) -> float:
+        """Mean |d|, nats."""
+        return self.found.mean
+
+    @property
+    def kernel_noise(self) -> float:
+        """Mean |d| of the noise, nats."""
+        return self.noise.mean
 
     @property
     def cause(self) -> str | None:
         """The named cause; None where nothing explains the difference."""
-        if self.difference <= NOISE * self.kernel_noise:
+        if is_noise(self.found, self.noise):
             return "kernel and batch noise"
-        return self.best.cause if self.best and self.explains(self.best) else None
+        if self.best and self.explains(self.best):
+            return self.best.cause
+        return self.flips.what if self.flips else None
 
     def explains(self, finding: Finding) -> bool:
-        left = max(EXPLAINED * self.difference, NOISE * self.kernel_noise)
-        return finding.remaining <= left or self._is_of_its_size(finding)
+        mean = max(EXPLAINED * self.found.mean, NOISE * self.noise.mean)
+        typical = max(EXPLAINED * self.found.typical, NOISE * self.noise.typical)
+        rest = finding.remaining <= mean and finding.typical <= typical
+        return rest or self._is_of_its_size(finding)
 
     def _is_of_its_size(self, finding: Finding) -> bool:
         """Whether the difference is the noise that the hypothesis brings: neither can be predicted
@@ -89,6 +114,8 @@ class Attribution:
                 f"{self.kernel_noise:.2e}"
             )
         best = self.best
+        if self.flips and not (best and self.explains(best)):
+            return self.flips.verdict
         if best is None:
             return f"not explained: {amount}, and nothing could be tested"
         if self._is_of_its_size(best) and best.explained < 1 - EXPLAINED:
@@ -115,56 +142,81 @@ class Attribution:
         )
 
 
-def kernel_noise_of(forward: Forward, log_probs: np.ndarray) -> float:
-    """Mean |difference| between an arm's log-probs and the same arm's with other kernels.
+def kernel_noise_of(forward: Forward, log_probs: np.ndarray) -> Differences:
+    """|difference| between an arm's log-probs and the same arm's with other kernels.
 
-    Exact mode has one kernel and none of it. (Of the generator alone and its batches, a run's own
-    mismatch/floor_* tells.)
+    At least one unit of the log-prob's last place in float32: on some arms these two kernels agree
+    to the bit, which a third need not. Exact mode has one kernel and no noise. (Of the generator
+    alone and its batches, a run's own mismatch/floor_* tells.)
     """
+    lengths = response_lengths(forward)
     if forward.spec.consistency == "exact":
-        return 0.0
-    return remaining(run_forward(other_kernels(forward)).log_probs, log_probs)
+        return differences(log_probs, log_probs, lengths)
+    noise = np.abs(run_forward(other_kernels(forward)).log_probs - log_probs)
+    unit = np.spacing(np.abs(log_probs).astype(np.float32)).astype(np.float64)
+    return differences(np.zeros_like(noise), np.maximum(noise, unit), lengths)
+
+
+def response_lengths(forward: Forward) -> list[int]:
+    return [len(values) for values in forward.batch.generator_log_probs]
 
 
 def attribute(
     host: str,
     question: Question,
-    kernel_noise: float,
+    noise: Differences,
     versions: weight_versions.WeightVersions,
     version: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
     """Test every hypothesis about one host's log-probs; none where they are kernel noise."""
-    difference = remaining(question.scored.log_probs, question.recorded)
+    forward, log_probs = question.forward, question.scored.log_probs
+    lengths = response_lengths(forward)
+    found = differences(log_probs, question.recorded, lengths)
+    flips: Flips | None = None
     findings: list[Finding] = []
     untested: list[Untested] = []
-    if difference > NOISE * kernel_noise:
+    if not is_noise(found, noise):
+        flips = find_flips(
+            found, noise, what_flips(forward), lambda: nudge_size(forward, log_probs, lengths)
+        )
         for idea in _hypotheses(question, versions, version):
             if isinstance(idea, Untested):
                 untested.append(idea)
                 continue
             progress(idea.detail)
-            findings.append(_test(idea, question, difference))
+            findings.append(_test(idea, question, found.mean, lengths))
         findings.sort(key=lambda finding: finding.remaining)
     return Attribution(
         host=host,
         tokens=int(np.isfinite(question.recorded).sum()),
-        difference=difference,
-        kernel_noise=kernel_noise,
+        found=found,
+        noise=noise,
         findings=findings,
         untested=untested,
+        flips=flips,
     )
 
 
-def _test(idea: Hypothesis, question: Question, difference: float) -> Finding:
-    left = remaining(idea.log_probs(), question.recorded)
+def _test(
+    idea: Hypothesis, question: Question, difference: float, lengths: Sequence[int]
+) -> Finding:
+    log_probs = idea.log_probs()
+    left = remaining(log_probs, question.recorded)
     return Finding(
         cause=idea.cause,
         detail=idea.detail,
         remaining=left,
+        typical=typical_of(log_probs, question.recorded, lengths),
         explained=1 - left / difference,
         noise=idea.noise() if idea.noise else None,
     )
+
+
+def typical_of(log_probs: np.ndarray, recorded: np.ndarray, lengths: Sequence[int]) -> float:
+    """What a hypothesis leaves of the median response; silence counts 1 nat, as in `remaining`."""
+    spoken = np.where(np.isfinite(log_probs), log_probs, recorded + 1.0)
+    return differences(spoken, recorded, lengths).typical
 
 
 def _hypotheses(

@@ -73,9 +73,13 @@ def rescore(
 
     Args:
         source: a run folder, or a JSONL file of another toolkit.
+
+    Returns:
+        1 when a difference is not explained, or only in part; else 0.
     """
     console = _console()
     run = source if source.is_dir() else None
+    explained = True
     with open_scene(config, run) as scene:
         for title, version, records in _stored(source, scene, steps):
             console.print(title, style="bold")
@@ -83,9 +87,14 @@ def rescore(
             if arm is not None:
                 _print_arm(console, scene, arm, sample_records(records, tokens), version)
                 continue
+            if (scored := len(sample_records(records, tokens))) < len(records):
+                console.print(
+                    f"scored {scored} of {len(records)} responses; --tokens sets how many"
+                )
             for found in explain_step(scene, records, version, tokens):
                 print_attribution(console, found)
-    return 0
+                explained = explained and found.cause is not None
+    return 0 if explained else 1
 
 
 def _stored(

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from fos_rl.config import RunConfig
-from fos_rl.diagnose.attribution import Attribution, Finding, attribute, kernel_noise_of
+from fos_rl.diagnose.attribution import (
+    Attribution,
+    Finding,
+    attribute,
+    kernel_noise_of,
+    response_lengths,
+    typical_of,
+)
+from fos_rl.diagnose.flips import differences, find_flips, nudge_size, what_flips
 from fos_rl.diagnose.hypotheses import Question, Untested, remaining
 from fos_rl.diagnose.records import Record, as_batch, sample_records
 from fos_rl.diagnose.scorer import Forward, run_forward
@@ -100,14 +108,16 @@ def _without_weights(scene: Scene, records: Sequence[Record], version: int) -> l
     if generator is None or trainer is None:
         return []
     forward = scene.forward(records, 0)
-    difference = remaining(trainer, generator)
+    lengths = response_lengths(forward)
+    found = differences(trainer, generator, lengths)
     initial = run_forward(forward).log_probs
+    noise = kernel_noise_of(forward, initial)
     findings = []
     for other in scene.versions.sources:
         weights = scene.versions.sources[other]()
         scored = initial if other == 0 else run_forward(forward.but(weights=weights)).log_probs
         # Weights that the trainer's log-probs do not tell from its own are not another version.
-        if remaining(scored, trainer) < difference / 2:
+        if remaining(scored, trainer) < found.mean / 2:
             continue
         left = remaining(scored, generator)
         findings.append(
@@ -115,7 +125,8 @@ def _without_weights(scene: Scene, records: Sequence[Record], version: int) -> l
                 cause="stale weights",
                 detail=f"all weights were those of {scene.versions.name(other)}",
                 remaining=left,
-                explained=1 - left / difference,
+                typical=typical_of(scored, generator, lengths),
+                explained=1 - left / found.mean if found.mean else 0.0,
             )
         )
     reason = (
@@ -125,8 +136,14 @@ def _without_weights(scene: Scene, records: Sequence[Record], version: int) -> l
         Attribution(
             host="generator",
             tokens=len(generator),
-            difference=difference,
-            kernel_noise=kernel_noise_of(forward, initial),
+            found=found,
+            noise=noise,
+            flips=find_flips(
+                found,
+                noise,
+                what_flips(forward),
+                lambda: nudge_size(forward, initial, lengths),
+            ),
             findings=sorted(findings, key=lambda finding: finding.remaining),
             untested=[Untested(cause="every other cause", reason=reason)],
         )
