@@ -53,7 +53,13 @@ def _device_reason(device: torch.device) -> str | None:
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """The name the compiler gives the architecture of a device that _device_reason accepts."""
+    """The name the compiler gives the device's architecture.
+
+    Raises:
+        RuntimeError: with the reason, where no kernel can be compiled for it.
+    """
+    if reason := _cached_device_reason(device):
+        raise RuntimeError(f"quantizer 'cute' unavailable: {reason}")
     return ARCHITECTURES[torch.cuda.get_device_capability(device)]
 
 
@@ -66,17 +72,23 @@ def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | Non
     if reason is not None:
         return reason
     compiling = torch.compiler.is_compiling()
-    shape_reason = _shape_reason if compiling else _cached_shape_reason
-    reason = shape_reason(x.shape, x.dtype if dtype is None else dtype, dtype is not None)
+    of_shape = shape_reason if compiling else _cached_shape_reason
+    reason = of_shape(x.shape, x.dtype if dtype is None else dtype, dtype is not None)
     if reason is not None or dtype is not None:
         return reason
     # While compiling there is no address; the op copies what is not aligned.
-    if not x.is_contiguous() or (not compiling and x.data_ptr() % 16):
+    return layout_reason(x, None if compiling else x.data_ptr())
+
+
+def layout_reason(x: Tensor, address: int | None = None) -> str | None:
+    """Why the kernels cannot read x where it lies, None if they can; its address may be unknown."""
+    if not x.is_contiguous() or (address is not None and address % 16):
         return "the input is not contiguous and aligned to 16 bytes"
     return None
 
 
-def _shape_reason(shape: torch.Size, dtype: torch.dtype, is_codes: bool) -> str | None:
+def shape_reason(shape: torch.Size, dtype: torch.dtype, is_codes: bool) -> str | None:
+    """Why the kernels cannot take this much of this dtype (of codes: the dtype to decode to)."""
     size = math.prod(shape)
     if size == 0:
         return "the input is empty"
@@ -87,4 +99,4 @@ def _shape_reason(shape: torch.Size, dtype: torch.dtype, is_codes: bool) -> str 
     return None
 
 
-_cached_shape_reason = functools.lru_cache(maxsize=4096)(_shape_reason)
+_cached_shape_reason = functools.lru_cache(maxsize=4096)(shape_reason)

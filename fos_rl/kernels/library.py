@@ -1,13 +1,41 @@
 """The kernels as torch.library ops, so that torch.compile and CUDA graphs see one opaque call.
 
 Inductor would contract and reorder the reference's arithmetic; an op keeps the bits. Eager code
-calls ``fos_rl.kernels.ops`` directly, which saves about 40 us a call.
+calls ``fos_rl.kernels.ops`` directly, which saves about 40 us a call. An op is public by its name,
+so both it and its fake check what the Python entries check, and what they refuse to a kernel.
 """
 
 import torch
 from torch import Tensor
 
 from fos_rl.kernels import ops
+from fos_rl.kernels.arguments import check_decoding, check_encoding, check_input, check_parts
+from fos_rl.kernels.availability import layout_reason, shape_reason
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise RuntimeError(f"quantizer 'cute' unavailable: {reason}")
+
+
+def _aligned(x: Tensor, num_bytes: int) -> Tensor:
+    """x, or a copy if its address is not a multiple of num_bytes; a graph may pass any slice."""
+    return x if x.data_ptr() % num_bytes == 0 else x.clone()
+
+
+def _check_quantize(
+    x: Tensor,
+    method: str,
+    block: str,
+    err_mode: str,
+    bound: int,
+    row_scaled: bool,
+    columnwise: bool,
+    global_amax: Tensor | None,
+) -> None:
+    check_encoding(method, err_mode, bound)
+    check_input(x, block, row_scaled, columnwise, global_amax, once=False)
+    _refuse(shape_reason(x.shape, x.dtype, False) or layout_reason(x))
 
 
 @torch.library.custom_op("fos_rl::quantize_nvfp4", mutates_args=(), device_types="cuda")
@@ -21,17 +49,24 @@ def quantize(
     columnwise: bool,
     global_amax: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """codes, block_scale as uint8, and global_amax (a copy, if given) of ``ops.quantize``."""
-    x = x if x.data_ptr() % 16 == 0 else x.clone()
+    """codes, block_scale as uint8, and global_amax (a copy, if given) of ``ops.quantize``.
+
+    Raises:
+        ValueError: for arguments that fos_rl.quant refuses.
+        RuntimeError: for an input that no kernel takes: empty, float16, not contiguous.
+    """
+    _check_quantize(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
     codes, scale, amax, _ = ops.quantize(
-        x, method, block, err_mode, bound, row_scaled, columnwise, global_amax
+        _aligned(x, 16), method, block, err_mode, bound, row_scaled, columnwise, global_amax
     )
     # An op may return neither an argument nor a view of one of its buffers.
-    return codes, scale.view(torch.uint8), amax.clone()
+    amax = amax.clone(memory_format=torch.contiguous_format)
+    return codes, scale.view(torch.uint8), amax
 
 
 @quantize.register_fake
 def _(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax):
+    _check_quantize(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
     *stack, rows, cols = x.shape
     if columnwise:
         rows, cols = cols, rows
@@ -40,6 +75,19 @@ def _(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax):
         x.new_empty((*stack, rows, cols // 16), dtype=torch.uint8),
         x.new_empty((*stack, rows if row_scaled else 1), dtype=torch.float32),
     )
+
+
+def _check_decode(
+    codes: Tensor,
+    block_scale: Tensor,
+    global_amax: Tensor,
+    bound: int,
+    dtype: torch.dtype,
+    what: str,
+) -> None:
+    check_decoding(bound, dtype, what)
+    check_parts(codes, block_scale, global_amax, bound, once=False)
+    _refuse(shape_reason(codes.shape, dtype, True))
 
 
 @torch.library.custom_op("fos_rl::decode_nvfp4", mutates_args=(), device_types="cuda")
@@ -51,9 +99,17 @@ def decode(
     dtype: torch.dtype,
     what: str,
 ) -> Tensor:
-    return ops.decode(codes, block_scale, global_amax, bound, dtype, what)
+    """``ops.decode``, of block scales as float8_e4m3fn or as bytes.
+
+    Raises:
+        ValueError: for parts that do not belong together, or a bound, dtype or what there is not.
+        RuntimeError: for no codes at all.
+    """
+    _check_decode(codes, block_scale, global_amax, bound, dtype, what)
+    return ops.decode(_aligned(codes, 8), block_scale, global_amax, bound, dtype, what)
 
 
 @decode.register_fake
 def _(codes, block_scale, global_amax, bound, dtype, what):
+    _check_decode(codes, block_scale, global_amax, bound, dtype, what)
     return codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fos_rl.kernels import ops
+from fos_rl.kernels.arguments import check_choice
 from fos_rl.kernels.availability import unavailable_reason
-from fos_rl.quant.blocks import check_choice
 
 logger = logging.getLogger(__name__)
 

@@ -1,103 +1,19 @@
-"""What standard and four-over-six NVFP4 share: input checks, the two scale levels, the block
-layout.
+"""What standard and four-over-six NVFP4 share: the two scale levels and the block layout.
 
 Formulas: NVIDIA/TransformerEngine transformer_engine/common/cast/nvfp4/core_nvfp4.cuh. Divisions
 divide by a tensor on the same device: torch turns scalar/tensor into reciprocal * scalar
 everywhere, and on CUDA also tensor/scalar, and both differ from a true division in the last bit.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Literal, TypeVarTuple, get_args
-
 import torch
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
+from fos_rl.kernels.arguments import BLOCK, BlockShape
 from fos_rl.quant.e2m1 import pack_signs
 
-BLOCK = 16
 E4M3_MAX = 448.0
 FP32_MAX = torch.finfo(torch.float32).max
-BlockShape = Literal["1x16", "16x16"]
-Arguments = TypeVarTuple("Arguments")
-
-
-def check_once(check: Callable[[*Arguments], None]) -> Callable[[*Arguments], None]:
-    """Run a check of hashable arguments once for equal ones: a call is as short as a kernel.
-
-    An error is raised every time. torch.compile would look through the cache and warn.
-    """
-    once = functools.lru_cache(maxsize=4096)(check)
-
-    @functools.wraps(check)
-    def run(*arguments: *Arguments) -> None:
-        (check if torch.compiler.is_compiling() else once)(*arguments)
-
-    return run
-
-
-def check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise a ValueError that lists the choices unless value is one of them."""
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{field} is {value!r}; it must be one of {listed}.")
-
-
-def check_input(
-    x: Tensor,
-    block: BlockShape,
-    row_scaled: bool,
-    columnwise: bool,
-    global_amax: Tensor | None,
-) -> None:
-    """Raise a ValueError unless x, the knobs and a given amax fit together."""
-    amax = None if global_amax is None else (global_amax.shape, global_amax.dtype)
-    _check_shapes(x.shape, x.dtype, block, row_scaled, columnwise, amax)
-
-
-@check_once
-def _check_shapes(
-    shape: torch.Size,
-    dtype: torch.dtype,
-    block: BlockShape,
-    row_scaled: bool,
-    columnwise: bool,
-    amax: tuple[torch.Size, torch.dtype] | None,
-) -> None:
-    check_choice("block", block, get_args(BlockShape))
-    if len(shape) < 2 or not dtype.is_floating_point:
-        raise ValueError(
-            f"x is {dtype} of shape {tuple(shape)}; quantization needs floating point "
-            "[..., rows, cols]. Flatten leading dims, or add a row dim with x.unsqueeze(0)."
-        )
-    if row_scaled and block == "16x16":
-        raise ValueError(
-            "row_scaled=True with block='16x16': a block would mix rows of different scale. "
-            "Use block='1x16'."
-        )
-    if row_scaled and columnwise:
-        raise ValueError(
-            "row_scaled=True with columnwise=True: blocks along the rows would mix row scales. "
-            "Quantize columnwise with one amax, or quantize x.T row-scaled."
-        )
-    rows, cols = shape[-2:]
-    if columnwise:
-        rows, cols = cols, rows
-    if cols % BLOCK or (block == "16x16" and rows % BLOCK):
-        side = "columnwise " if columnwise else ""
-        raise ValueError(
-            f"{side}block {block!r} needs dims divisible by 16 along its blocks; the matrix is "
-            f"[{rows}, {cols}]. Pad with zeros, or keep this layer in bf16."
-        )
-    if amax is None:
-        return
-    expected = (*shape[:-2], rows if row_scaled else 1)
-    if amax[1] != torch.float32 or tuple(amax[0]) != expected:
-        raise ValueError(
-            f"global_amax is {amax[1]} of shape {tuple(amax[0])}; it must be "
-            f"float32 of shape {expected} ({'one a row' if row_scaled else 'one a matrix'})."
-        )
 
 
 def matrix_and_amax(

@@ -12,15 +12,11 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from fos_rl.kernels.arguments import BLOCK, BlockShape, check_choice, check_input, check_once
 from fos_rl.quant.backend import Backend, cute_quantize, use_cute
 from fos_rl.quant.blocks import (
-    BLOCK,
     E4M3_MAX,
-    BlockShape,
     block_multiplier,
-    check_choice,
-    check_input,
-    check_once,
     group_rows,
     matrix_and_amax,
     nvfp4_encode_scale,
@@ -89,7 +85,7 @@ def four_over_six_quantize(
             global_amax,
         )
         return NVFP4Tensor(*parts, e4m3_scale_bound)
-    x, amax = matrix_and_amax(x, row_scaled, columnwise, global_amax)
+    x, amax = matrix_and_amax(x.detach(), row_scaled, columnwise, global_amax)
     magnitude, signs, block_amax = split_blocks(x, block)
     encode_scale = nvfp4_encode_scale(amax, e4m3_scale_bound).unsqueeze(-1)
     base = (block_amax / torch.full_like(block_amax, 6.0)) * encode_scale

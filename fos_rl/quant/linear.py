@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from fos_rl.quant.blocks import BlockShape
+from fos_rl.kernels.arguments import BlockShape
 from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode
 from fos_rl.quant.gemm import Gemm
 from fos_rl.quant.grouped import quantized_grouped_mm

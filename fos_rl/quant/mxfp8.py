@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Float32, Int32, UInt8
 from torch import Tensor
 
-from fos_rl.quant.blocks import E4M3_MAX, check_choice
+from fos_rl.kernels.arguments import check_choice, check_matrix
+from fos_rl.quant.blocks import E4M3_MAX
 
 MX_BLOCK = 32
 ScaleMode = Literal["rceil", "floor"]
@@ -82,13 +83,8 @@ def mxfp8_quantize(
     gets scale 255 and NaN elements. columnwise=True returns the form of x.T.
     """
     check_choice("scale_mode", scale_mode, get_args(ScaleMode))
-    if x.dim() < 2 or not x.is_floating_point():
-        raise ValueError(
-            f"x is {x.dtype} of shape {tuple(x.shape)}; quantization needs floating point "
-            "[..., rows, cols]. Flatten leading dims, or add a row dim with x.unsqueeze(0)."
-        )
-    if columnwise:
-        x = x.transpose(-2, -1)
+    check_matrix(x.shape, x.dtype)
+    x = x.detach().transpose(-2, -1) if columnwise else x.detach()
     if x.shape[-1] % MX_BLOCK:
         raise ValueError(
             f"MXFP8 blocks need a dim divisible by 32; the matrix is {tuple(x.shape)}"

@@ -15,14 +15,11 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from fos_rl.kernels.arguments import BLOCK, BlockShape, check_input, check_parts
 from fos_rl.quant.backend import Backend, cute_decode, cute_quantize, use_cute
 from fos_rl.quant.blocks import (
-    BLOCK,
     E4M3_MAX,
-    BlockShape,
     block_multiplier,
-    check_input,
-    check_once,
     matrix_and_amax,
     nvfp4_encode_scale,
     signed_codes,
@@ -56,8 +53,12 @@ class NVFP4Tensor:
 
     def __post_init__(self) -> None:
         codes, scale = self.codes, self.block_scale
-        dtypes = (codes.dtype, scale.dtype)
-        _check_parts(dtypes, codes.shape, scale.shape, self.global_amax.shape, self.bound)
+        if codes.dtype != torch.uint8 or scale.dtype != torch.float8_e4m3fn:
+            raise ValueError(
+                f"codes are {codes.dtype}, block_scale is {scale.dtype}; they must be uint8 and "
+                "float8_e4m3fn. Reinterpret bytes with .view(dtype)."
+            )
+        check_parts(codes, scale, self.global_amax, self.bound)
 
     @property
     def shape(self) -> torch.Size:
@@ -72,34 +73,6 @@ class NVFP4Tensor:
     def nbytes(self) -> int:
         """Bytes of codes, block scales and amax: 0.5625 an element plus 4 per amax."""
         return self.codes.nbytes + self.block_scale.nbytes + self.global_amax.nbytes
-
-
-@check_once
-def _check_parts(
-    dtypes: tuple[torch.dtype, torch.dtype],
-    codes: torch.Size,
-    block_scale: torch.Size,
-    global_amax: torch.Size,
-    bound: int,
-) -> None:
-    *stack, rows, half_cols = codes
-    if bound not in (256, 448):
-        raise ValueError(f"bound is {bound!r}; NVFP4 knows 256 and 448.")
-    if dtypes != (torch.uint8, torch.float8_e4m3fn):
-        raise ValueError(
-            f"codes are {dtypes[0]}, block_scale is {dtypes[1]}; they must be uint8 and "
-            "float8_e4m3fn. Reinterpret bytes with .view(dtype)."
-        )
-    if tuple(block_scale) != (*stack, rows, half_cols * 2 // BLOCK):
-        raise ValueError(
-            f"block_scale has shape {tuple(block_scale)}; codes of shape {tuple(codes)} need "
-            f"{(*stack, rows, half_cols * 2 // BLOCK)}."
-        )
-    if tuple(global_amax) not in ((*stack, 1), (*stack, rows)):
-        raise ValueError(
-            f"global_amax has shape {tuple(global_amax)}; it must be {(*stack, 1)} (per tensor) "
-            f"or {(*stack, rows)} (row-scaled)."
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +111,7 @@ def nvfp4_quantize(
     if use_cute(backend, x):
         parts = cute_quantize(x, "standard", block, "mae", 448, row_scaled, columnwise, global_amax)
         return NVFP4Tensor(*parts, 448)
-    x, amax = matrix_and_amax(x, row_scaled, columnwise, global_amax)
+    x, amax = matrix_and_amax(x.detach(), row_scaled, columnwise, global_amax)
     magnitude, signs, block_amax = split_blocks(x, block)
     encode_scale = nvfp4_encode_scale(amax, 448).unsqueeze(-1)
     scale = (block_amax * (encode_scale * (1.0 / 6.0))).clamp_(max=E4M3_MAX).to(torch.float8_e4m3fn)

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from fos_rl.kernels.arguments import BlockShape, check_choice
 from fos_rl.quant.backend import cute_quantize_for_gemm, use_cute
-from fos_rl.quant.blocks import BlockShape, check_choice
 from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode, four_over_six_quantize
 from fos_rl.quant.gemm import GemmInput, QuantizedTensor, gemm_operand
 from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor, ScaleMode, mxfp8_dequantize, mxfp8_quantize
