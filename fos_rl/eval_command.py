@@ -43,7 +43,7 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
         for p in precisions
     ]
     for spec in specs:
-        check_precision(spec, None, [device])
+        check_precision(spec, None, [device], cuda_graphs=config.generator.cuda_graphs)
     sets = load_eval_sets(config, AutoTokenizer.from_pretrained(folder))
     console = Console()
     for eval_set in sets:

@@ -23,6 +23,9 @@ IMPOSSIBLE = {
     "something else; `*.mlp.experts.*` needs a mixture of experts",
     "include, exclude and the bf16 windows that together leave no layer": "use recipe = 'bf16'",
     "gemm = 'native' without compute capability 10.0 or 10.3": "no FP4 units; use 'emulated'",
+    "gemm = 'native' for experts with generator.cuda_graphs = true": "their forward reads on the "
+    "host which rows each expert gets, which a graph cannot record; use generator.cuda_graphs = "
+    "false, or 'emulated'",
     "err_mode or e4m3_scale_bound with recipe = 'nvfp4'": "one encoding, with bound 448; use "
     "'nvfp4_four_over_six'",
     "row_scaled_activation, weight_block with recipe = 'mxfp8'": "it has one scale for 32 elements "

@@ -117,7 +117,12 @@ def _check_model(
     return spec, [
         f"model      {config.model.path} ({architecture.family}), contract {spec.contract_hash()}",
         f"precision  {precision.recipe}, {precision.compute_dtype} activations",
-        *check_precision(spec, config.trainer.backward_override, devices),
+        *check_precision(
+            spec,
+            config.trainer.backward_override,
+            devices,
+            cuda_graphs=config.generator.cuda_graphs,
+        ),
         *check_parallel(config, spec),
     ]
 

@@ -18,9 +18,14 @@ FOUR_OVER_SIX = {"recipe": "nvfp4_four_over_six"}
 EXACT = {"consistency": "exact"}
 
 
-def plan(precision: dict[str, Any], consistency: str = "fast", **trainer: Any) -> list[str]:
+def plan(
+    precision: dict[str, Any],
+    consistency: str = "fast",
+    family: str = "qwen3",
+    **trainer: Any,
+) -> list[str]:
     tree = {
-        "model": {"path": "random:qwen3", "precision": precision, "consistency": consistency},
+        "model": {"path": f"random:{family}", "precision": precision, "consistency": consistency},
         "data": {"type": "vowels"},
         "trainer": {"num_gpus": 0, **trainer},
         "generator": {"num_gpus": 0},
@@ -48,6 +53,11 @@ MISTAKES: list[tuple[dict[str, int], tuple[dict[str, Any], dict[str, Any]], list
     ({}, ({**FOUR_OVER_SIX, "include": ["*.mlp.experts.*"]}, {}), ["no layer", "is dense"]),
     ({}, ({**FOUR_OVER_SIX, "first_layers_bf16": 3}, {}), ["none of 3 layers"]),
     ({}, ({**FOUR_OVER_SIX, "gemm": "native"}, {}), ["gemm = 'native'", "is cpu", "'emulated'"]),
+    (
+        {},
+        ({**FOUR_OVER_SIX, "gemm": "native"}, {"family": "qwen3_moe"}),
+        ["generator.cuda_graphs = true", "experts.down_proj", "generator.cuda_graphs = false"],
+    ),
     ({}, ({"recipe": "nvfp4", "err_mode": "mse"}, {}), ["err_mode", "unknown key"]),
     ({}, ({"recipe": "mxfp8", "weight_block": "1x16"}, {}), ["weight_block", "unknown key"]),
     (

@@ -19,7 +19,7 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.gemm import Gemm
-from fos_rl.quant.matmul import check_contraction, tensors_of
+from fos_rl.quant.matmul import check_contraction, check_native_shapes, tensors_of
 from fos_rl.quant.recipes import Backward, Recipe, resolve_backward
 from fos_rl.spec import Bf16, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Quantized
 
@@ -65,13 +65,13 @@ def _quantize(
         if isinstance(module, Experts):
             quantized = [p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen]
             for projection in quantized:
-                _check(f"{name}.{projection}", getattr(module, projection), recipe, mode)
+                _check(f"{name}.{projection}", getattr(module, projection), recipe, gemm, mode)
             if quantized:
                 replacement = QuantizedExperts(module, quantized, recipe, gemm, mode)
                 decoder.set_submodule(name, replacement)
         elif name in chosen:
             assert isinstance(module, nn.Linear)
-            _check(name, module.weight, recipe, mode)
+            _check(name, module.weight, recipe, gemm, mode)
             decoder.set_submodule(name, QuantizedLinear(module, recipe, gemm, mode))
 
 
@@ -286,10 +286,12 @@ def _candidates(decoder: Decoder) -> Iterator[str]:
             yield name
 
 
-def _check(name: str, weight: Tensor, recipe: Recipe, backward: Backward) -> None:
+def _check(name: str, weight: Tensor, recipe: Recipe, gemm: Gemm, backward: Backward) -> None:
     try:
         check_contraction(recipe, backward, weight)
-    except ValueError as error:
+        if gemm == "native":
+            check_native_shapes(recipe, backward, *weight.shape[-2:])
+    except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"{name} cannot be quantized: {error} Add {name!r} to model.precision.exclude to leave "
             "it in bf16"

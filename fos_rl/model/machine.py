@@ -15,12 +15,13 @@ from fos_rl.spec import Bf16, ModelSpec, Nvfp4
 
 
 def check_precision(
-    spec: ModelSpec, backward: Backward | None, devices: Iterable[str]
+    spec: ModelSpec, backward: Backward | None, devices: Iterable[str], *, cuda_graphs: bool
 ) -> list[str]:
     """What a user should know about the recipe, one note a line.
 
     Args:
         devices: "cpu" and "cuda", where a host of this machine uses it.
+        cuda_graphs: whether the generator captures its decode steps on a GPU.
 
     Raises:
         ValueError: naming the layer or the setting that cannot work, and the remedy.
@@ -30,16 +31,12 @@ def check_precision(
     precision = spec.precision
     if isinstance(precision, Bf16):
         return []
-    if precision.gemm == "native":
-        for device in devices:
-            if reason := native_gemm_reason(device):
-                raise ValueError(
-                    f"model.precision.gemm = 'native': {reason}; set it to 'emulated', which "
-                    "multiplies the same operands on any device"
-                )
     recipe = quantizer_recipe(precision)
     mode = resolve_backward(backward, recipe.row_scaled_activation)
-    notes = [f"quantized  {len(check_spec(spec, mode))} weights, backward {mode}"]
+    quantized = check_spec(spec, mode)
+    if precision.gemm == "native":
+        _check_native(quantized, devices, cuda_graphs)
+    notes = [f"quantized  {len(quantized)} weights, backward {mode}"]
     if isinstance(precision, Nvfp4) and not precision.row_scaled_activation:
         notes.append(
             "warning    model.precision.row_scaled_activation = false: one amax covers all tokens "
@@ -62,6 +59,25 @@ def _check_exact(spec: ModelSpec, devices: set[str]) -> None:
             "the batch, so vocab_size % 4 must be 0; use consistency = 'fast', or pad the model's "
             "vocabulary"
         )
+
+
+def _check_native(quantized: Iterable[str], devices: Iterable[str], cuda_graphs: bool) -> None:
+    """Raise where the tensor core cannot run; that it takes the shapes, check_spec has asked."""
+    experts = next((name for name in quantized if ".mlp.experts." in name), None)
+    if experts and cuda_graphs:
+        raise ValueError(
+            "generator.cuda_graphs = true with model.precision.gemm = 'native' and quantized "
+            f"experts ({experts}): their forward reads on the host which rows each expert gets, "
+            "which a CUDA graph cannot record; set generator.cuda_graphs = false, or gemm = "
+            "'emulated', or take the experts out with model.precision.exclude = "
+            "['*.mlp.experts.*']"
+        )
+    for device in devices:
+        if reason := native_gemm_reason(device):
+            raise ValueError(
+                f"model.precision.gemm = 'native': {reason}; set it to 'emulated', which "
+                "multiplies the same operands on any device"
+            )
 
 
 def native_gemm_reason(device: str) -> str | None:

@@ -9,17 +9,18 @@ number of rows (`fos_rl.exact`); a backward takes "emulated" for it.
 The output is rounded once, after the global scales and the bias.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
-from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
+from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 
 from fos_rl.exact.matmul import fixed_tile_mm
 from fos_rl.kernels import ops
+from fos_rl.kernels.arguments import check_choice
 from fos_rl.quant.backend import takes_fused_epilogue
-from fos_rl.quant.blocks import check_choice
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
 from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor, exact_operand
 
@@ -33,9 +34,12 @@ _MIN_CPU_ROWS = 16
 
 
 def check_gemm(gemm: Gemm, device: torch.device) -> None:
-    """Raise unless gemm can run on device; RuntimeError carries the reason."""
+    """Raise unless gemm can run on device; RuntimeError carries the reason.
+
+    Meta tensors stand for those of any device, so that torch can be asked for its shape rules.
+    """
     check_choice("gemm", gemm, get_args(Gemm))
-    if gemm != "native":
+    if gemm != "native" or device.type == "meta":
         return
     if device.type != "cuda":
         raise RuntimeError(
@@ -65,17 +69,24 @@ def gemm_operand(t: GemmInput) -> Float[Tensor, "*stack rows cols"]:
     return exact_operand(t, dtype) if isinstance(t, NVFP4Tensor) else mxfp8_dequantize(t, dtype)
 
 
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off, where the device has it: operands are multiplied in the dtype they come in."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def fp32_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float32[Tensor, "m n"]:
     """Return a @ b.T with fp32 products, sums and output, for exact operands from gemm_operand.
 
     CUDA takes bf16 operands with fp32 output, so TF32 never applies.
     """
-    with torch.autocast(a.device.type, enabled=False):
+    with no_autocast(a.device):
         if a.device.type != "cpu":
             return torch.mm(a, b.t(), out_dtype=torch.float32)
         rows = a.shape[0]
         if 0 < rows < _MIN_CPU_ROWS:
-            a = torch.nn.functional.pad(a, (0, 0, 0, _MIN_CPU_ROWS - rows))
+            a = pad(a, (0, 0, 0, _MIN_CPU_ROWS - rows))
             # A copy, because autograd refuses in-place changes of an output that is a view.
             return torch.mm(a, b.t())[:rows].clone()
         return torch.mm(a, b.t())
@@ -151,29 +162,39 @@ def swizzle_scales(scale: UInt8[Tensor, "rows cols"]) -> UInt8[Tensor, "bytes"]:
     documentation, "1D block scaling factors layout").
     """
     rows, cols = scale.shape
-    padded = torch.nn.functional.pad(scale, (0, -cols % 4, 0, -rows % 128))
+    padded = pad(scale, (0, -cols % 4, 0, -rows % 128))
     tiles = padded.unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32))
     return tiles.permute(0, 3, 2, 1, 4).reshape(-1)
 
 
 def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n"]:
-    """The block-scaled tensor-core GEMM of SM100, without global scales, fp32 out."""
-    if a.shape[0] == 0:
-        return torch.zeros(0, b.shape[0], dtype=torch.float32, device=a.device)
+    """The block-scaled tensor-core GEMM of SM100, without global scales, fp32 out.
+
+    torch's scaled GEMM takes rows of whole 16 bytes (K % 32 in NVFP4) and N % 16 == 0, so both are
+    padded with zero bytes: codes of 0 under scales of 0 add +0 to a sum, and surplus columns are
+    cut off. It has no rule for M.
+    """
+    (m, k), n = a.shape, b.shape[0]
+    if 0 in (m, n, k):
+        return torch.zeros(m, n, dtype=torch.float32, device=a.device)
     if isinstance(a, NVFP4Tensor):
         assert isinstance(b, NVFP4Tensor)
         recipe, scale_dtype = ScalingType.BlockWise1x16, torch.float8_e4m3fn
-        data = [t.codes.view(torch.float4_e2m1fn_x2) for t in (a, b)]
-        scales = [t.block_scale.view(torch.uint8) for t in (a, b)]
+        dtype, data = torch.float4_e2m1fn_x2, (a.codes, b.codes)
+        scales = (a.block_scale, b.block_scale)
     else:
         assert isinstance(b, MXFP8Tensor)
         recipe, scale_dtype = ScalingType.BlockWise1x32, torch.float8_e8m0fnu
-        data = [t.data for t in (a, b)]
-        scales = [t.scale for t in (a, b)]
-    swizzled = [swizzle_scales(scale).view(scale_dtype) for scale in scales]
-    return scaled_mm(
-        data[0],
-        data[1].t(),
+        dtype, data = torch.float8_e4m3fn, (a.data, b.data)
+        scales = (a.scale, b.scale)
+    rows, columns = (
+        _pad_matrix(t.view(torch.uint8), multiple).view(dtype)
+        for t, multiple in zip(data, (1, 16), strict=True)
+    )
+    swizzled = [swizzle_scales(scale.view(torch.uint8)).view(scale_dtype) for scale in scales]
+    out = scaled_mm(
+        rows,
+        columns.t(),
         scale_a=swizzled[0],
         scale_recipe_a=recipe,
         scale_b=swizzled[1],
@@ -182,3 +203,14 @@ def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n
         swizzle_b=SwizzleType.SWIZZLE_32_4_4,
         output_dtype=torch.float32,
     )
+    return out[:, :n].contiguous()
+
+
+def _pad_matrix(
+    data: UInt8[Tensor, "rows bytes"], row_multiple: int
+) -> UInt8[Tensor, "padded_rows padded_bytes"]:
+    """Return data with zero bytes up to whole 16 bytes a row and a multiple of rows, contiguous."""
+    rows, num_bytes = data.shape
+    if num_bytes % 16 or rows % row_multiple:
+        data = pad(data, (0, -num_bytes % 16, 0, -rows % row_multiple))
+    return data.contiguous()

@@ -18,6 +18,7 @@ from fos_rl.quant.gemm import (
     check_gemm,
     fp32_mm,
     gemm_operand,
+    no_autocast,
     raw_gemm,
 )
 from fos_rl.quant.grouped_gemm import (
@@ -182,7 +183,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         offs, *saved = ctx.saved_tensors
         spans = group_spans(offs.tolist())
         saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
-        with torch.autocast(dy.device.type, enabled=False):
+        with no_autocast(dy.device):
             if ctx.mode == "quantized" and isinstance(ctx.recipe, MXFP8Recipe):
                 return *_mxfp8_grads(dy, offs, saved_x, saved_w, ctx), None, None
             dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None

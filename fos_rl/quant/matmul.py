@@ -10,6 +10,7 @@ backward_override). No gradient flows through amax, scales or the choice of enco
 not apply: x and weight are quantized in the dtype they come in.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from fos_rl.quant.gemm import (
     QuantizedTensor,
     backward_gemm,
     check_gemm,
+    no_autocast,
     quantized_gemm,
 )
 from fos_rl.quant.mxfp8 import MXFP8Tensor
@@ -110,6 +112,20 @@ def check_contraction(recipe: Recipe, backward: Backward, weight: Tensor) -> Non
             f"N % {recipe.block} must be 0. {remedy}, or use backward "
             "'high_precision' or 'dequantized'."
         )
+
+
+@functools.cache
+def check_native_shapes(recipe: Recipe, backward: Backward, n: int, k: int) -> None:
+    """Raise what torch's scaled GEMM says against a product of a [N, K] weight, one of its three.
+
+    Meta tensors go through the forward and the backward, so that torch checks and nothing is
+    multiplied; torch has no rule for the number of rows, so one row speaks for all.
+    """
+    x = torch.empty(1, k, device="meta", requires_grad=True)
+    weight = torch.empty(n, k, device="meta", requires_grad=True)
+    with torch.enable_grad():
+        out = quantized_linear(x, weight, recipe=recipe, gemm="native", backward=backward)
+        out.backward(torch.empty_like(out))
 
 
 def as_quantized_weight(given: WeightArgument, weight: Tensor, recipe: Recipe) -> QuantizedWeight:
@@ -212,7 +228,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         saved = ctx.saved_tensors
         saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
-        with torch.autocast(dy.device.type, enabled=False):
+        with no_autocast(dy.device):
             if ctx.mode == "quantized":
                 x = rebuild_quantized(saved_x, ctx.recipe)
                 w = rebuild_quantized(saved_w, ctx.recipe)
