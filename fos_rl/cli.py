@@ -85,6 +85,25 @@ the mean accuracy of K samples, pass@k the unbiased estimate of one of k being r
 figures go to eval.json in its folder."""
 
 
+_VERIFY_HELP = """\
+Score responses against gold answers as training does, and say why.
+
+  fos-rl verify responses.jsonl
+  fos-rl verify responses.jsonl | grep '"verdict": 0'
+
+Each line of the file is a JSON object:
+
+  {"gold": "34", "response": "17 + 17 = 34\\nAnswer: 34"}
+  {"gold": "1/2", "response": "\\\\boxed{0.5}", "finish_reason": "length"}
+
+gold and response are strings; finish_reason (stop, length or abort; default stop) says whether
+the response was cut off. Printed is one object per line, in the same order:
+
+  {"verdict": 1, "answer": "34", "reason": "the same text"}
+
+What counts as an answer, and what is equal, is in docs/verifier.md."""
+
+
 _RESCORE_HELP = """\
 Score the stored rollouts of a run again, without generating, and name the single cause that
 explains why the recorded log-probs are not those of the run's arm.
@@ -265,6 +284,15 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--out", type=Path, metavar="FILE", help="also write the figures as JSON")
     evaluate.set_defaults(run=_eval)
 
+    verify = commands.add_parser(
+        "verify",
+        help="the verdicts of the math verifier on a file of responses",
+        description=_VERIFY_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("file", type=Path, metavar="FILE", help="JSONL: gold and response per line")
+    verify.set_defaults(run=_verify)
+
     explain = commands.add_parser("explain", help="list settings, defaults and what can run here")
     explain.add_argument(
         "section",
@@ -434,6 +462,12 @@ def _rescore(args: argparse.Namespace) -> int:
     from fos_rl.diagnose.commands import rescore
 
     return rescore(args.source, config, arm=arm, steps=args.steps, tokens=args.tokens)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from fos_rl.verify_command import verify_file
+
+    return verify_file(args.file)
 
 
 def _explain(args: argparse.Namespace) -> int:

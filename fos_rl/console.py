@@ -75,7 +75,7 @@ class RunConsole:
         if self._printed % _HEADING_EVERY == 0:
             self.say(heading(self._width))
         self.say(step_line({**record.metrics, "step": record.step}, self._width))
-        for line in eval_lines(record.metrics, self._width):
+        for line in (*verifier_lines(record.metrics), *eval_lines(record.metrics, self._width)):
             self.say(line)
         self._printed += 1
         self._progress.advance(self._task)
@@ -107,6 +107,17 @@ def step_line(metrics: Mapping[str, float], width: int) -> str:
         f"{c.format.format(metrics[c.key]) if c.key in metrics else '-':>{c.width}}"
         for c in _fitting(width)
     )
+
+
+def verifier_lines(metrics: Mapping[str, float]) -> list[str]:
+    """That answers of a step were not decided; nothing if all were.
+
+    Example: `  verifier: 2 answers over the time limit, 1 failed; they scored 0`.
+    """
+    timeouts, errors = (metrics.get(f"reward/{key}", 0.0) for key in ("timeouts", "errors"))
+    parts = [f"{timeouts:.0f} answers over the time limit"] if timeouts else []
+    parts += [f"{errors:.0f} failed"] if errors else []
+    return [f"  verifier: {', '.join(parts)}; they scored 0"] if parts else []
 
 
 def eval_lines(metrics: Mapping[str, float], width: int) -> list[str]:

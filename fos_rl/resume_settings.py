@@ -18,6 +18,7 @@ MAY_CHANGE = {
     "steps": "how far the run goes",
     "reward.workers": "processes that verify",
     "reward.timeout_s": "how long they may take for an answer",
+    "reward.batch_timeout_s": "how long they may take for a step's slow answers",
     "algorithm.max_zero_variance_steps": "when a run without a signal is given up",
     "trainer.lr": _PACE,
     "trainer.eps": _PACE,

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from fos_rl.console import eval_lines, heading, step_line
+from fos_rl.console import eval_lines, heading, step_line, verifier_lines
 
 # The longest figures that a run has: 32 k tokens, a step of hours, ten million tokens/s.
 LONGEST = {
@@ -124,3 +124,18 @@ def test_a_pipe_gets_plain_lines() -> None:
     assert lines[:2] == [heading(80), step_line(LONGEST, 80)]
     # At the step, and once more after the run's table.
     assert sum(line.startswith("  eval math500:") for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "lines"),
+    [
+        ({"reward/mean": 0.5}, []),
+        (
+            {"reward/timeouts": 2.0, "reward/errors": 1.0},
+            ["  verifier: 2 answers over the time limit, 1 failed; they scored 0"],
+        ),
+        ({"reward/errors": 3.0}, ["  verifier: 3 failed; they scored 0"]),
+    ],
+)
+def test_answers_that_were_not_decided_are_shown(metrics, lines: list[str]) -> None:
+    assert verifier_lines(metrics) == lines

@@ -40,6 +40,8 @@ _ZERO_DIGITS = 2_000
 _ZERO_DIGITS_SLOW = 50
 """The same where digits are costly or chance is no danger: values of functions at points,
 factorials of fractions, sums and integrals without a closed form."""
+_MAX_DECIMALS = 1_000
+"""A fraction with more decimals than an answer has characters counts as endless."""
 _ELEMENTARY = (
     *(sympy.re, sympy.im, sympy.Abs, sympy.exp, sympy.log, sympy.floor, sympy.ceiling),
     *(TrigonometricFunction, InverseTrigonometricFunction, HyperbolicFunction),
@@ -283,7 +285,10 @@ def _solution(relation: Relational) -> Set | None:
         left, right = right, left
     if not isinstance(left, Symbol) or not right.is_number:
         evaluated = relation.func(left, right)
-        return evaluated.as_set() if isinstance(evaluated, Relational) else None
+        # sympy is slow on other functions.
+        simple = all(isinstance(f, sympy.Abs) for f in (left - right).atoms(Function))
+        simple = simple and all(p.exp.is_Rational for p in (left - right).atoms(Pow))
+        return evaluated.as_set() if simple and isinstance(evaluated, Relational) else None
     match relation.rel_op:
         case "<" | "<=":
             return Interval(-sympy.oo, right, True, relation.rel_op == "<")
@@ -332,9 +337,14 @@ def intersection(sets: Sequence[Set]) -> Set:
 
 
 def is_close(tree: Any, value: Fraction, decimals: int) -> bool:
-    """Whether a decimal number is a constant rounded or cut to its places; from 0.1 upwards."""
-    if not isinstance(tree, Expr) or _variables(tree) or tree.is_Number:
+    """Whether a decimal number is a constant rounded or cut to its places; from 0.1 upwards.
+
+    Only a constant whose decimals have no end is rounded.
+    """
+    if not isinstance(tree, Expr) or _variables(tree) or tree.has(Float):
         return False
     exact = evaluate(tree)
+    if exact.is_Rational and 10**_MAX_DECIMALS % exact.q == 0:
+        return False
     error = (exact - Rational(value.numerator, value.denominator)).evalf(10)
     return bool(abs(error) < Rational(1, 10**decimals)) and bool(abs(exact.evalf(5)) >= 0.1)

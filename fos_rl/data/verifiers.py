@@ -1,13 +1,8 @@
 """Rewards of responses: 1.0 for the gold answer, else 0.0, whatever a response contains."""
 
-import contextlib
-import json
 import queue
 import re
-import selectors
-import signal
-import subprocess
-import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +14,7 @@ import numpy as np
 
 from fos_rl.data.answers import MAX_RESPONSE_CHARS, find_answer
 from fos_rl.data.equivalence import answers_equal
+from fos_rl.data.verifier_client import VerifierProcess
 
 if TYPE_CHECKING:
     from fos_rl.config import RewardConfig
@@ -35,11 +31,14 @@ VERIFIER_NAMES: dict[Rule, str] = {
 """Name and version of each rule, recorded with a run. A changed verdict is a new version."""
 VERIFIER = VERIFIER_NAMES["math"]
 
-# A worker imports sympy, which takes seconds on a busy machine.
-_START_LIMIT_S = 120.0
-# The limit counts a worker's processor time, so that a busy machine changes no reward; a worker
-# that is silent for this many times as long is taken for stuck all the same.
-_WALL_FACTOR = 20
+# Each answer's first tenth of a second is not counted against its batch: an honest one needs less.
+_FREE_S = 0.1
+# An answer whose worker dies is given to fresh ones, this many times in all.
+_ATTEMPTS = 3
+
+Verdict = float | Literal["timeouts", "errors"]
+Sample = tuple[str, str, "FinishReason"]
+"""A response, the gold answer and the finish reason."""
 
 
 def verify(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
@@ -94,13 +93,20 @@ RULES: dict[Rule, Callable[[str, str, "FinishReason"], float]] = {
 
 
 class VerifierPool:
-    """Scores rollouts in worker processes, each answer under a limit of processor time.
+    """Scores rollouts in worker processes, each answer and each batch under a limit of time.
 
     A worker is a Python process of its own that imports the rules and nothing of torch, Ray or
     vLLM; it knows nothing of the caller's main module, threads or signals, so scores are the same
-    from wherever the pool is called. One that is over the limit or dies is killed and replaced,
-    its answer scores 0 and is counted. Workers start with the first call. With
-    `reward.workers = 0` the caller verifies itself: the same scores, but no time limit.
+    from wherever the pool is called. Workers start with the first call. With `reward.workers = 0`
+    the caller verifies itself: the same scores, but no time limit.
+
+    An answer over `reward.timeout_s` scores 0 and is counted in `reward/timeouts`. One whose worker
+    dies is scored again by a fresh one; if that dies too, and the next, it scores 0 and is counted
+    in `reward/errors`, as is one that breaks the rule.
+
+    A batch has `reward.batch_timeout_s`. All answers are first tried under a limit that keeps the
+    whole batch within half of it, so that no answer waits for slower ones; those over that limit
+    are then tried again under `reward.timeout_s`, until the batch's time is used up.
     """
 
     def __init__(self, config: "RewardConfig", rule: Rule = "math") -> None:
@@ -108,8 +114,9 @@ class VerifierPool:
         self._rule: Rule = rule
         self._num_workers = config.workers
         self._limit_s = config.timeout_s
+        self._batch_limit_s = config.batch_timeout_s * config.workers
         # None stands for a worker still to be started.
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[VerifierProcess | None] = queue.SimpleQueue()
         for _ in range(config.workers):
             self._idle.put(None)
         self._threads = ThreadPoolExecutor(max(1, config.workers), thread_name_prefix="verifier")
@@ -123,7 +130,7 @@ class VerifierPool:
     def score(
         self, rollouts: Sequence["Rollout"], answers: Sequence[str]
     ) -> tuple[np.ndarray, dict[str, float]]:
-        """One reward a rollout, in order, and the counts `reward/timeouts`, `reward/errors`.
+        """One reward per rollout, in order, and the counts `reward/timeouts`, `reward/errors`.
 
         A count of 0 is absent.
 
@@ -136,48 +143,79 @@ class VerifierPool:
         pairs = zip(rollouts, answers, strict=True)
         return self.score_texts([(r.text, a, r.finish_reason) for r, a in pairs])
 
-    def score_texts(
-        self, samples: Sequence[tuple[str, str, "FinishReason"]]
-    ) -> tuple[np.ndarray, dict[str, float]]:
+    def score_texts(self, samples: Sequence[Sample]) -> tuple[np.ndarray, dict[str, float]]:
         """As `score`, of (response, gold answer, finish reason)."""
-        verdicts = list(self._threads.map(self._verdict, samples))
+        verdicts = self.verdicts(samples)
         counts = Counter(verdict for verdict in verdicts if isinstance(verdict, str))
         rewards = [0.0 if isinstance(verdict, str) else verdict for verdict in verdicts]
         metrics = {f"reward/{what}": float(count) for what, count in counts.items()}
         return np.array(rewards, dtype=np.float64), metrics
 
+    def verdicts(self, samples: Sequence[Sample]) -> list[Verdict]:
+        """One verdict per sample, in order: 1.0, 0.0, or why there is none."""
+        if self._num_workers == 0:
+            return [verify_safely(self._rule, *sample) for sample in samples]
+        budget = _Budget(self._batch_limit_s)
+        share_s = self._batch_limit_s / (2 * max(1, len(samples)))
+        first_s = min(self._limit_s, max(_FREE_S, share_s))
+        verdicts = list(self._threads.map(lambda s: self._verdict(s, first_s, budget), samples))
+        if first_s == self._limit_s:
+            return verdicts
+        slow = [place for place, verdict in enumerate(verdicts) if verdict == "timeouts"]
+        again = self._threads.map(
+            lambda place: self._verdict(samples[place], self._limit_s, budget), slow
+        )
+        for place, verdict in zip(slow, again, strict=True):
+            verdicts[place] = verdict
+        return verdicts
+
     def close(self) -> None:
-        """End the workers; the pool is done for."""
+        """End the workers; the pool cannot be used again."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         while not self._idle.empty():
             worker = self._idle.get()
             if worker is not None:
                 worker.kill()
 
-    def _verdict(
-        self, sample: tuple[str, str, "FinishReason"]
-    ) -> float | Literal["timeouts", "errors"]:
+    def _verdict(self, sample: Sample, limit_s: float, budget: "_Budget") -> Verdict:
         text, gold, finish_reason = sample
-        if self._num_workers == 0:
-            return verify_safely(self._rule, text, gold, finish_reason)
+        # The start of a long response is not read, so it need not travel either.
+        request = [self._rule, text[-MAX_RESPONSE_CHARS:], gold, finish_reason]
         worker = self._idle.get()
         try:
-            if worker is None:
-                worker = _Worker()
-            # The start of a long response is not read, so it need not travel either.
-            request = [self._rule, text[-MAX_RESPONSE_CHARS:], gold, finish_reason]
-            verdict = worker.ask(request, self._limit_s)
-            if verdict in ("timeouts", "died"):
-                worker.kill()
-                worker = None
-            return "errors" if verdict == "died" else verdict  # type: ignore[return-value]
+            for _ in range(_ATTEMPTS):
+                if budget.is_used_up():
+                    return "timeouts"
+                if worker is None:
+                    worker = VerifierProcess()
+                verdict, seconds = worker.ask(request, limit_s)
+                budget.use(seconds - _FREE_S)
+                if verdict in ("died", "stuck"):
+                    worker.kill()
+                    worker = None
+                if verdict != "died":
+                    return "timeouts" if verdict == "stuck" else verdict  # type: ignore[return-value]
+            return "errors"
         finally:
             self._idle.put(worker)
 
 
-def verify_safely(
-    rule: Rule, text: str, gold: str, finish_reason: "FinishReason"
-) -> float | Literal["errors"]:
+class _Budget:
+    """The processor time that is left for the slow answers of a batch, of all workers together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+
+    def use(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds -= max(0.0, seconds)
+
+    def is_used_up(self) -> bool:
+        return self._seconds <= 0
+
+
+def verify_safely(rule: Rule, text: str, gold: str, finish_reason: "FinishReason") -> Verdict:
     """The rule's verdict, or "errors" for a response that broke it.
 
     One sample must not end a run or shift the rewards of the others, so whatever a parser raises
@@ -187,63 +225,3 @@ def verify_safely(
         return RULES[rule](text, gold, finish_reason)
     except Exception:
         return "errors"
-
-
-class _Worker:
-    """One verifier process: a line of JSON in, a line of JSON out."""
-
-    def __init__(self) -> None:
-        # The caller's import path, as multiprocessing would hand it on; not its main module.
-        start = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-            "from fos_rl.data.verifier_worker import main; main()"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        if self._read_line(_START_LIMIT_S) != "ready":
-            self.kill()
-            raise RuntimeError(
-                f"a verifier worker did not start ({sys.executable}, exit code "
-                f"{self._process.returncode}); its error is on stderr"
-            )
-
-    def ask(self, request: list[str], limit_s: float) -> float | str:
-        """The verdict on [rule, response, gold, finish reason], or "timeouts", "died".
-
-        After the last two the worker is of no more use.
-        """
-        stdin = self._process.stdin
-        assert stdin is not None
-        try:
-            stdin.write(json.dumps([limit_s, *request]).encode() + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            return "died"
-        verdict = self._read_line(limit_s * _WALL_FACTOR)
-        # The worker's own timer ends it at the limit.
-        if verdict == "died" and self._process.wait() == -signal.SIGPROF:
-            return "timeouts"
-        return verdict
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            # A request it never read may still be in the buffer.
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-    def _read_line(self, limit_s: float) -> float | str:
-        stdout = self._process.stdout
-        assert stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(limit_s):
-                return "timeouts"
-        # Lines are short and written at once.
-        line = stdout.readline()
-        return json.loads(line) if line else "died"

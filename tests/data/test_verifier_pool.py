@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from fos_rl.config import RewardConfig
+from fos_rl.data import verifiers
 from fos_rl.data.verifiers import VERIFIER, VerifierPool
 from fos_rl.types import Rollout
 
@@ -111,18 +113,87 @@ def test_a_long_answer_takes_no_time(pool: VerifierPool, response: str, reward: 
     assert time.monotonic() - start < 30
 
 
-def test_a_dead_worker_is_counted_and_replaced(pool: VerifierPool) -> None:
-    stuck = threading.Thread(target=pool.score_texts, args=([MIXED[0]] * 4,))
-    stuck.start()
-    stuck.join()
-    for pid in worker_pids(os.getpid()):
+@pytest.mark.parametrize("whole", [False, True], ids=["the-parents-alone", "with-their-children"])
+def test_answers_of_dead_workers_are_scored_by_fresh_ones(pool: VerifierPool, whole: bool) -> None:
+    pool.score_texts([MIXED[0]] * 4)
+    workers = worker_pids(os.getpid())
+    assert workers
+    for pid in workers:
+        for child in worker_pids(pid) if whole else []:
+            os.kill(child, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
     rewards, metrics = pool.score_texts(MIXED * 2)
-    errors = int(metrics["reward/errors"])
-    assert 1 <= errors <= 2
-    assert len(rewards) == 2 * len(MIXED)
-    assert np.sum(rewards != np.array(REWARDS * 2)) <= errors
-    assert pool.score_texts(MIXED)[0].tolist() == REWARDS
+    assert (rewards.tolist(), metrics) == (REWARDS * 2, {})
+
+
+class FakeProcess:
+    """A worker whose answers say what becomes of them: `12 s` takes 12 s, `dies 2` kills two."""
+
+    started = 0
+    deaths: ClassVar[dict[str, int]] = {}
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        FakeProcess.started += 1
+
+    def ask(self, request: list[str], limit_s: float) -> tuple[float | str, float]:
+        what, _, figure = request[1].partition(" ")
+        if what == "dies" and FakeProcess.deaths.setdefault(request[1], int(figure)) > 0:
+            FakeProcess.deaths[request[1]] -= 1
+            return "died", 0.0
+        took = min(float(figure), limit_s) if what == "takes" else 0.001
+        FakeProcess.seconds += took
+        return ("timeouts" if took == limit_s else 1.0), took
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierPool]:
+    monkeypatch.setattr(verifiers, "VerifierProcess", FakeProcess)
+    FakeProcess.started, FakeProcess.deaths, FakeProcess.seconds = 0, {}, 0.0
+    with VerifierPool(RewardConfig(workers=2, timeout_s=5.0, batch_timeout_s=30.0)) as pool:
+        yield pool
+
+
+def score_fakes(pool: VerifierPool, texts: list[str]) -> tuple[list[float], dict[str, float]]:
+    rewards, metrics = pool.score_texts([(text, "34", "stop") for text in texts])
+    return rewards.tolist(), metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "metrics", "fresh"),
+    [
+        ("dies 1", 1.0, {}, 1),
+        ("dies 2", 1.0, {}, 2),
+        # Two fresh workers died of it as well.
+        ("dies 3", 0.0, {"reward/errors": 1.0}, 2),
+    ],
+)
+def test_an_answer_that_kills_workers(
+    fake_pool: VerifierPool, text: str, reward: float, metrics, fresh: int
+) -> None:
+    assert score_fakes(fake_pool, ["right", text, "right"]) == ([1.0, reward, 1.0], metrics)
+    # Up to two workers were there before.
+    assert FakeProcess.deaths == {text: max(0, int(text[-1]) - 3)}
+    assert fresh + 1 <= FakeProcess.started <= fresh + 2
+
+
+def test_a_batch_of_slow_answers_keeps_to_its_time(fake_pool: VerifierPool) -> None:
+    texts = ["takes 100", "right"] * 128
+    rewards, metrics = score_fakes(fake_pool, texts)
+    # No answer waits for the slow ones to use up the time.
+    assert rewards == [0.0, 1.0] * 128
+    assert metrics == {"reward/timeouts": 128.0}
+    # 30 s for each of two workers, 0.1 s of each answer apart, and one answer each that began
+    # before the time was over.
+    assert FakeProcess.seconds < 2 * 30 + 256 * 0.1 + 2 * 5
+
+
+def test_a_slow_answer_among_many_has_its_whole_time(fake_pool: VerifierPool) -> None:
+    texts = ["right"] * 200 + ["takes 4.5", "takes 5.5"]
+    assert score_fakes(fake_pool, texts) == ([1.0] * 201 + [0.0], {"reward/timeouts": 1.0})
 
 
 def worker_pids(parent: int) -> list[int]:
