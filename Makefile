@@ -1,7 +1,7 @@
 # Three commands, each complete on a bare machine with Python >= 3.11:
 #   make demo            trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
 #   make ablation-demo   trains it in every format and backward mode, and compares them
-#   make test            runs the tests
+#   make test            runs the tests; make test-all those that take minutes each, too
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ MODEL := models/SmolLM2-135M-Instruct
 # Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo ablation-demo test lint install
+.PHONY: demo ablation-demo test test-all lint install
 
 demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
@@ -18,6 +18,9 @@ ablation-demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl ablate experiments/laptop/study.toml
 
 test: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long"
+
+test-all: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 lint: install
