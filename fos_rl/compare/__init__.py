@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from fos_rl.compare.cautions import cautions
 from fos_rl.compare.checks import Check, Limit, check_backward_modes, check_limits
 from fos_rl.compare.drawing import Plot
 from fos_rl.compare.findings import backward_differences, baseline_differences, summary
@@ -39,9 +41,11 @@ def compare(
         ValueError: for a path without runs, an unknown baseline or a metric that is not recorded.
     """
     comparison = load(paths, baseline)
-    checks = [*check_backward_modes(comparison.arms), *check_limits(comparison.runs, limits)]
+    comparison = replace(comparison, notes=[*comparison.notes, *cautions(comparison)])
+    backward = check_backward_modes(comparison.arms)
+    checks = [*backward, *check_limits(comparison.runs, limits)]
     against_baseline = baseline_differences(comparison)
-    words = summary(comparison, checks)
+    words = summary(comparison, backward)
     differences = [*against_baseline, *backward_differences(comparison)]
     plots = all_plots(comparison, against_baseline)
 
@@ -56,9 +60,11 @@ def compare(
     console = Console()
     # A file or a pipe has no width of its own.
     wide = console if console.is_terminal else Console(width=180)
-    wide.print(terminal_table(comparison, against_baseline))
-    for line in [*words, *comparison.notes, f"report {out / 'report.html'}"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    wide.print(terminal_table(comparison, against_baseline, wide.width))
+    for line in [*words, *comparison.notes]:
+        # A terminal breaks lines between words, a file keeps them whole.
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    console.print(f"report {out / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     failed = [check for check in checks if not check.passed]
     for check in failed:
         console.print(f"FAILED {check.detail}", style="bold red", markup=False, soft_wrap=True)

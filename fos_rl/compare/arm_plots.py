@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from matplotlib.ticker import MaxNLocator
+
 from fos_rl.compare.drawing import (
     INK,
     MUTED,
@@ -16,9 +18,11 @@ from fos_rl.compare.drawing import (
 from fos_rl.compare.findings import Difference
 from fos_rl.compare.load import Arm
 from fos_rl.compare.quantities import (
+    BELOW_FP32,
     FIRST_DIFFERENCE,
     FIRST_FLOOR,
     FIRST_MAX,
+    FIRST_P50,
     FIRST_P99,
     PHASES,
     REWARD,
@@ -34,14 +38,15 @@ def plot_first_step(arms: Sequence[Arm]) -> Plot:
         shown: list[float] = []
         for number, arm in enumerate(arms):
             points = (
-                (FIRST_DIFFERENCE, marker(number), 8),
-                (FIRST_P99, "|", 12),
-                (FIRST_MAX, "x", 6),
+                (FIRST_DIFFERENCE, marker(number), 8, True),
+                (FIRST_P50, "o", 6, False),
+                (FIRST_P99, "|", 12, True),
+                (FIRST_MAX, "x", 6, True),
             )
-            for quantity, shape, size in points:
+            for quantity, shape, size, filled in points:
                 value = quantity.of_arm(arm)
                 if value is not None:
-                    _point(sketch, number, value, shape, size)
+                    _point(sketch, number, value, shape, size, filled)
                     shown.append(value)
             floor = FIRST_FLOOR.of_arm(arm)
             if floor is not None:
@@ -55,8 +60,9 @@ def plot_first_step(arms: Sequence[Arm]) -> Plot:
         return sketch
 
     caption = (
-        "Marker: mean; bar: 99th percentile; cross: maximum. Dotted line: the arm's noise floor, "
-        "the mean for the same tokens scored twice by one host."
+        "Marker: mean; ring: median; bar: 99th percentile; cross: maximum. Dotted line: the arm's "
+        "noise floor, the mean for the same tokens scored twice by one host; at 0 where it is "
+        f"{BELOW_FP32}."
     )
     missing = "No run records mismatch/log_prob_abs_diff."
     return draw("first-step", "Mismatch before any update", caption, missing, paint)
@@ -73,11 +79,15 @@ def plot_reward_differences(arms: Sequence[Arm], differences: Sequence[Differenc
             interval, number = difference.interval, arms.index(difference.arm)
             if interval is not None:
                 ends = [interval.low, interval.high]
-                (line,) = sketch.axes.plot(ends, [row, row], color=colour(number), marker="|")
+                (line,) = sketch.axes.plot(
+                    ends, [row, row], color=colour(number), marker="|", clip_on=False
+                )
                 sketch.belongs(line, number)
                 _point(sketch, number, interval.mean, marker(number), 8, interval.resolved, row)
         name_rows(sketch.axes, [d.arm.name for d in rewards])
         sketch.axes.set_xlabel(f"late reward minus {arms[0].name}'s")
+        # Signed labels are long; more of them would run together.
+        sketch.axes.xaxis.set_major_locator(MaxNLocator(5))
         return sketch
 
     caption = (
@@ -106,7 +116,7 @@ def plot_phases(arms: Sequence[Arm]) -> Plot:
                 sketch.belongs(bar.patches[0], row)
                 left += seconds
         name_rows(sketch.axes, [arm.name for arm in arms])
-        sketch.axes.set_xlabel("seconds a step, without the first step")
+        sketch.axes.set_xlabel("seconds per step, without the first step")
         return sketch
 
     caption = "Mean over steps and seeds; the whole step's time is in the table."
@@ -125,7 +135,14 @@ def _point(
 ) -> None:
     face = colour(arm) if filled else "white"
     (point,) = sketch.axes.plot(
-        value, arm if row is None else row, marker=shape, ms=size, mew=1.8, mfc=face, ls=""
+        value,
+        arm if row is None else row,
+        marker=shape,
+        ms=size,
+        mew=1.8,
+        mfc=face,
+        ls="",
+        clip_on=False,
     )
     point.set_markeredgecolor(colour(arm))
     sketch.belongs(point, arm)

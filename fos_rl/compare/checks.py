@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fos_rl.compare.load import Arm, Run
+from fos_rl.compare.quantities import ABSENT_IS_ZERO
 
-# They say how often something went wrong; a step without them had none.
-_ABSENT_IS_ZERO = ("mismatch/non_finite_frac", "mismatch/clamped_frac")
 # A run's length, its logs and the cluster's limits change no number of its first step; how a layer
 # differentiates changes none before the first update, which is what is checked.
 _CHANGES_NO_FIRST_STEP = ("steps", "logging.", "cluster.", "eval.", "trainer.backward_override")
@@ -57,7 +56,7 @@ def check_limits(runs: Sequence[Run], limits: Sequence[Limit]) -> list[Check]:
 
 def _check_limit(run: Run, limit: Limit) -> Check:
     steps = {int(m["step"]): m[limit.key] for m in run.steps if limit.key in m}
-    if not steps and limit.key not in _ABSENT_IS_ZERO:
+    if not steps and limit.key not in ABSENT_IS_ZERO:
         known = sorted({key for metrics in run.steps for key in metrics})
         close = difflib.get_close_matches(limit.key, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
@@ -105,7 +104,9 @@ def _same_first_step(ours: Run, theirs: Run) -> Check:
     names = f"{ours.name} and {theirs.name}"
     differences = [*_rollout_differences(ours, theirs), *_mismatch_differences(ours, theirs)]
     if not differences:
-        return Check(passed=True, detail=f"{names}: identical first step")
+        # Without the samples only the metrics could be compared.
+        seen = "step" if ours.rollouts(int(ours.steps[0]["step"])) else "mismatch; no rollouts kept"
+        return Check(passed=True, detail=f"{names}: identical first {seen}")
     return Check(
         passed=False,
         detail=f"{names} differ in the backward mode alone, so their first steps must be "

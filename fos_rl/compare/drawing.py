@@ -90,7 +90,8 @@ class Sketch:
         """An arm's line with its markers; a thin dotted one for its noise floor."""
         if not len(x):
             return
-        (line,) = (axes or self.axes).plot(x, y, color=colour(arm))
+        # A marker at the edge of the data is whole; what would lie outside is not drawn at all.
+        (line,) = (axes or self.axes).plot(x, y, color=colour(arm), clip_on=False)
         if floor:
             line.set(linestyle=":", linewidth=1.2)
         else:
@@ -173,13 +174,20 @@ def _dash(arm: int) -> str | tuple:
 
 def log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
     """A logarithmic axis; where values reach 0 (exact agreement, nothing clipped), linear below the
-    smallest positive one, so that 0 has a place."""
+    smallest positive one, so that 0 has a place.
+
+    Values within a factor of 3, or with 0 of 10, get a linear axis: powers of ten would put one
+    label on it, or the same one several times.
+    """
     data = np.asarray(values, np.float64)
     positive = data[np.isfinite(data) & (data > 0)]
     if not positive.size:
         return
     scale, axis = (axes.set_xscale, axes.xaxis) if which == "x" else (axes.set_yscale, axes.yaxis)
-    if (data <= 0).any():
+    reaches_zero = bool((data <= 0).any())
+    if positive.max() < (10 if reaches_zero else 3) * positive.min():
+        return
+    if reaches_zero:
         linear_below = float(positive.min())
         scale("symlog", linthresh=linear_below, linscale=0.8)
         locator = SymmetricalLogLocator(base=10, linthresh=linear_below)

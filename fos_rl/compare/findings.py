@@ -6,13 +6,25 @@ from dataclasses import dataclass
 from fos_rl.compare.checks import Check, backward_pairs
 from fos_rl.compare.load import Arm, Comparison
 from fos_rl.compare.quantities import (
+    BELOW_FP32,
     DIFFERENCES,
     FIRST_DIFFERENCE,
     FIRST_FLOOR,
+    FIRST_P50,
     REWARD,
     Quantity,
 )
-from fos_rl.compare.statistics import Interval, paired_difference, paired_runs
+from fos_rl.compare.statistics import (
+    Interval,
+    paired_difference,
+    paired_runs,
+    seeds_to_resolve,
+    show_interval,
+    widened,
+)
+
+# An estimate from a few seeds' spread says no more than "very many".
+_MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +48,18 @@ class Difference:
         return "higher" if self.interval.mean > 0 else "lower"
 
     def show(self) -> str:
-        """`+0.031 [+0.012, +0.05]`, to two digits: an interval knows no more."""
+        """`+0.031 [+0.012, +0.05]`, to two digits, as an interval knows no more, or as many as tell
+        its ends apart."""
         if self.interval is None:
             return "-"
-        ends = (self.interval.mean, self.interval.low, self.interval.high)
-        mean, low, high = (f"{value:+.2g}" for value in ends)
-        return f"{mean} [{low}, {high}]"
+        form = widened("{:+.2g}", self.interval)
+        return f"{form.format(self.interval.mean)} {show_interval(self.interval, form)}"
+
+    @property
+    def reason(self) -> str:
+        """`, 3 equal seeds` where the interval has no width, else nothing."""
+        reason = self.interval.reason if self.interval else None
+        return f", {reason}" if reason else ""
 
 
 def baseline_differences(comparison: Comparison) -> list[Difference]:
@@ -104,8 +122,30 @@ def _reward_findings(comparison: Comparison) -> list[str]:
             sentence += (
                 f"; with {widest.units} a difference under {widest.half_width:.2g} cannot be seen"
             )
-        sentences.append(sentence + ".")
+        sentences += [sentence + ".", _what_it_takes(unresolved)]
     return sentences
+
+
+def _what_it_takes(unresolved: Sequence[Difference]) -> str:
+    """What "not resolved" says, and how many seeds would do."""
+    said = (
+        "Not resolved: the 95 % interval of the difference covers 0, so these seeds do not tell "
+        "which arm is better; it does not say that the arms are equal."
+    )
+    needed = [
+        f"{d.arm.name} {f'{seeds:,}' if seeds <= _MOST_SEEDS else f'over {_MOST_SEEDS:,}'}"
+        for d in unresolved
+        if d.interval and (seeds := seeds_to_resolve(d.interval)) is not None
+    ]
+    if needed:
+        return (
+            f"{said} If the difference is the one measured, about so many seeds would resolve it "
+            f"(two-sided t test, 5 %, power 80 %, spread of these seeds): {'; '.join(needed)}."
+        )
+    return (
+        f"{said} How many seeds would do cannot be told from these: it takes differences of two or "
+        "more seeds that are not all equal."
+    )
 
 
 def _floor_findings(comparison: Comparison) -> list[str]:
@@ -126,17 +166,18 @@ def _floor_findings(comparison: Comparison) -> list[str]:
 
 
 def _against_floor(arm: Arm) -> str:
-    """`0.038 (5.2 times the noise floor)`."""
+    """`0.038, median 0.021 (5.2 times the noise floor)`."""
     difference, floor = FIRST_DIFFERENCE.of_arm(arm), FIRST_FLOOR.of_arm(arm)
     if difference is None:
         return "not measured"
     if difference == 0:
         return "0 (equal to the last bit)"
-    text = f"{difference:.2g}"
+    median = FIRST_P50.of_arm(arm)
+    text = f"{difference:.2g}" + ("" if median is None else f", median {median:.2g}")
     if floor is None:
         return text
     if floor == 0:
-        return f"{text} (the noise floor is 0)"
+        return f"{text} (the noise floor is {BELOW_FP32})"
     if difference <= floor:
         return f"{text} (within the noise floor of {floor:.2g})"
     times = difference / floor
@@ -157,7 +198,9 @@ def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[
     ]
     for arm, reference in pairs:
         found = _difference(arm, reference, REWARD)
-        said = "not resolved" if found.interval is None else f"{found.verdict}, {found.show()}"
+        said = "not resolved"
+        if found.interval is not None:
+            said = f"{found.verdict}, {found.show()}{found.reason}"
         sentences.append(f"Backward modes, reward: {arm.name} against {reference.name} {said}.")
     return sentences
 

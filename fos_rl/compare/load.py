@@ -75,6 +75,12 @@ class Arm:
     name: str
     runs: list[Run]
 
+    @property
+    def whole(self) -> list[Run]:
+        """The runs with the most steps: the late steps of a shorter one are other steps."""
+        most = max(len(run.steps) for run in self.runs)
+        return [run for run in self.runs if len(run.steps) == most]
+
     def run_of(self, seed: int) -> Run | None:
         return next((run for run in self.runs if run.seed == seed), None)
 

@@ -11,6 +11,12 @@ from fos_rl.compare.load import Arm, Run
 Window = Literal["first", "later", "late", "all"]
 Reduce = Literal["mean", "max"]
 Metrics = dict[str, float]
+# They say how often something went wrong; a step without them had none.
+ABSENT_IS_ZERO = (
+    "mismatch/non_finite_frac",
+    "mismatch/clamped_frac",
+    "trainer/skipped_updates",
+)
 MISMATCH_MEAN = "mismatch/log_prob_abs_diff/mean"
 
 
@@ -34,6 +40,8 @@ class Quantity:
     window: Window
     reduce: Reduce = "mean"
     format: str = "{:.3f}"
+    zero: str | None = None
+    """What an exact 0 says, where that is more than a number."""
 
     @property
     def name(self) -> str:
@@ -42,20 +50,34 @@ class Quantity:
 
     def of(self, run: Run) -> float | None:
         """The run's value; None when its steps do not record the metric."""
-        values = [v for m in self._steps(run) if (v := value_of(m, self.key)) is not None]
-        if not values:
-            return None
-        return float(np.max(values) if self.reduce == "max" else np.mean(values))
+        return self._reduced(self._values(run))
 
     def of_arm(self, arm: Arm) -> float | None:
         """Mean over the seeds, or the largest for a maximum."""
-        values = [value for run in arm.runs if (value := self.of(run)) is not None]
+        return self._reduced([v for run in arm.whole if (v := self.of(run)) is not None])
+
+    def median(self, runs: Sequence[Run]) -> float | None:
+        """Median of all steps of some runs, which one odd step or seed cannot move; None for a
+        maximum, and where there is one value, which is its own mean."""
+        values = [value for run in runs for value in self._values(run)]
+        return float(np.median(values)) if self.reduce == "mean" and len(values) > 1 else None
+
+    def show(self, value: float | None) -> str:
+        if value == 0 and self.zero is not None:
+            return self.zero
+        return "-" if value is None else self.format.format(value)
+
+    def _reduced(self, values: Sequence[float]) -> float | None:
         if not values:
             return None
         return float(np.max(values) if self.reduce == "max" else np.mean(values))
 
-    def show(self, value: float | None) -> str:
-        return "-" if value is None else self.format.format(value)
+    def _values(self, run: Run) -> list[float]:
+        values = [value_of(metrics, self.key) for metrics in self._steps(run)]
+        measured = [value for value in values if value is not None]
+        if self.key in ABSENT_IS_ZERO and measured:
+            return [value or 0.0 for value in values]
+        return measured
 
     def _steps(self, run: Run) -> Sequence[Metrics]:
         if self.window == "late":
@@ -84,10 +106,14 @@ def _row(
     window: Window = "all",
     reduce: Reduce = "mean",
     form: str = "{:.3f}",
+    zero: str | None = None,
 ) -> Quantity:
     return Quantity(
-        section=section, label=label, key=key, window=window, reduce=reduce, format=form
+        section=section, label=label, key=key, window=window, reduce=reduce, format=form, zero=zero
     )
+
+
+BELOW_FP32 = "below what fp32 shows"
 
 
 # Label, end of the key, reduction over the window, format.
@@ -101,6 +127,7 @@ _MISMATCH: tuple[tuple[str, str, Reduce, str], ...] = (
     ("k3", "kl_k3", "mean", "{:.2e}"),
     ("effective sample size, share", "ess_frac", "mean", "{:.4f}"),
     ("noise floor of |d| mean", "floor_log_prob_abs_diff/mean", "mean", "{:.2e}"),
+    ("noise floor of |d| p50", "floor_log_prob_abs_diff/p50", "mean", "{:.2e}"),
     ("|d| mean over the floor", "over_floor", "mean", "{:.3g}x"),
     ("tokens off by over 1 %", "outside_1pct_frac", "mean", "{:.4f}"),
     ("tokens not finite", "non_finite_frac", "max", "{:.4f}"),
@@ -110,7 +137,15 @@ _MISMATCH: tuple[tuple[str, str, Reduce, str], ...] = (
 
 def _mismatch(section: str, window: Window) -> dict[str, Quantity]:
     return {
-        label: _row(section, label, f"mismatch/{key}", window, reduce, form)
+        label: _row(
+            section,
+            label,
+            f"mismatch/{key}",
+            window,
+            reduce,
+            form,
+            zero=BELOW_FP32 if key.startswith("floor_") else None,
+        )
         for label, key, reduce, form in _MISMATCH
     }
 
@@ -118,6 +153,7 @@ def _mismatch(section: str, window: Window) -> dict[str, Quantity]:
 _FIRST = _mismatch("Mismatch, first step", "first")
 _LATER = _mismatch("Mismatch, later steps", "later")
 FIRST_DIFFERENCE = _FIRST["|d| mean"]
+FIRST_P50 = _FIRST["|d| p50"]
 FIRST_P99 = _FIRST["|d| p99"]
 FIRST_MAX = _FIRST["|d| max"]
 FIRST_FLOOR = _FIRST["noise floor of |d| mean"]

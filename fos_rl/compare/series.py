@@ -23,14 +23,14 @@ class Series:
 
 def step_series(arm: Arm, key: str) -> Series:
     """A metric's mean over the seeds, with the smallest and the largest seed."""
-    return _over_runs([_by_step(run, key) for run in arm.runs])
+    return _over_runs([_by_step(run, key) for run in arm.whole])
 
 
 def reward_series(arm: Arm) -> Series:
     """The reward; of an arm with one seed, with the bootstrap interval over prompt groups."""
-    if len(arm.runs) > 1:
+    if len(arm.whole) > 1:
         return step_series(arm, "reward/mean")
-    (run,) = arm.runs
+    (run,) = arm.whole
     groups = {step: list(run.group_rewards(step).values()) for step in _steps(run)}
     if not all(groups.values()):
         return step_series(arm, "reward/mean")
@@ -59,7 +59,7 @@ def difference_series(arm: Arm, other: Arm, key: str) -> Series:
 def bin_means(arm: Arm, start: str) -> dict[int, float]:
     """Mean over steps and seeds of the metrics that are `start` and a number, by that number."""
     found: dict[int, list[float]] = {}
-    for run in arm.runs:
+    for run in arm.whole:
         for metrics in run.steps:
             for key, value in metrics.items():
                 if key.startswith(start) and key.removeprefix(start).isdigit():

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from fos_rl.compare.checks import backward_pairs
@@ -25,7 +24,10 @@ _BAND = "Band: smallest to largest seed."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetric:
-    """A metric that gets a plot of its own; `floor` is the key of its noise floor."""
+    """A metric that gets a plot of its own.
+
+    `floor` is the key of its noise floor; `beside` is drawn on its right, as the median of a mean.
+    """
 
     name: str
     title: str
@@ -34,16 +36,26 @@ class StepMetric:
     scale: Scale
     caption: str = _BAND
     floor: str | None = None
+    beside: "StepMetric | None" = None
 
 
+_FLOOR = "Dotted: the arm's noise floor, at 0 where it is below what fp32 shows."
 MISMATCH = StepMetric(
     name="mismatch",
-    title="Mismatch: mean |d|",
+    title="Mismatch: mean and median |d|",
     unit="mean |log-prob difference| (nats)",
     key="mismatch/log_prob_abs_diff/mean",
     scale="log",
-    caption=f"{_BAND} Dotted: the arm's noise floor.",
+    caption=f"{_BAND} {_FLOOR} A few tokens, as of one flipped code, move the mean alone.",
     floor="mismatch/floor_log_prob_abs_diff/mean",
+    beside=StepMetric(
+        name="mismatch-median",
+        title="",
+        unit="median |log-prob difference| (nats)",
+        key="mismatch/log_prob_abs_diff/p50",
+        scale="log",
+        floor="mismatch/floor_log_prob_abs_diff/p50",
+    ),
 )
 KL_K3 = StepMetric(
     name="kl-k3",
@@ -51,7 +63,7 @@ KL_K3 = StepMetric(
     unit="KL(generator || trainer), k3 (nats)",
     key="mismatch/kl_k3",
     scale="log",
-    caption=f"{_BAND} Dotted: the arm's noise floor.",
+    caption=f"{_BAND} {_FLOOR}",
     floor="mismatch/floor_kl_k3",
 )
 CLIP_FRACTION = StepMetric(
@@ -72,7 +84,7 @@ GRAD_NORM = StepMetric(
 ENTROPY = StepMetric(
     name="entropy",
     title="Entropy of the policy",
-    unit="nats a token",
+    unit="nats per token",
     key="policy/entropy",
     scale="linear",
 )
@@ -87,23 +99,32 @@ LENGTH = StepMetric(
 
 def plot_metric(arms: Sequence[Arm], metric: StepMetric) -> Plot:
     """A line an arm: the mean over its seeds, with their range."""
+    panels = [metric, metric.beside] if metric.beside else [metric]
 
     def paint() -> Sketch:
-        sketch = Sketch(metric.name)
-        for number, arm in enumerate(arms):
-            _paint_series(sketch, number, step_series(arm, metric.key), arm.name)
-            if metric.floor is not None:
-                floor = step_series(arm, metric.floor)
-                sketch.line(number, floor.steps, floor.means, floor=True)
-        sketch.axes.set_ylabel(metric.unit)
-        whole_steps(sketch.axes)
-        if metric.scale == "log":
-            lines = [np.asarray(line.get_ydata()) for line in sketch.axes.get_lines()]
-            log_axis(sketch.axes, "y", [float(value) for values in lines for value in values])
+        sketch = Sketch(metric.name, panels=len(panels), columns=len(panels))
+        for axes, shown in zip(sketch.panels, panels, strict=True):
+            _paint_metric(sketch, axes, arms, shown)
         return sketch
 
     missing = f"No run records {metric.key}."
     return draw(metric.name, metric.title, metric.caption, missing, paint)
+
+
+def _paint_metric(sketch: Sketch, axes: Axes, arms: Sequence[Arm], metric: StepMetric) -> None:
+    reached: list[float] = []
+    for number, arm in enumerate(arms):
+        series = step_series(arm, metric.key)
+        _paint_series(sketch, number, series, arm.name, axes)
+        reached += [*series.lows, *series.highs]
+        if metric.floor is not None:
+            floor = step_series(arm, metric.floor)
+            sketch.line(number, floor.steps, floor.means, axes=axes, floor=True)
+            reached += floor.means
+    axes.set_ylabel(metric.unit)
+    whole_steps(axes)
+    if metric.scale == "log":
+        log_axis(axes, "y", reached)
 
 
 def plot_reward(arms: Sequence[Arm]) -> Plot:

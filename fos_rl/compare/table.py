@@ -9,10 +9,11 @@ from rich.table import Table
 
 from fos_rl.compare.checks import Check, setting_differences
 from fos_rl.compare.findings import Difference
-from fos_rl.compare.load import Arm, Comparison
+from fos_rl.compare.load import Arm, Comparison, Run
 from fos_rl.compare.quantities import (
     CLIPPED,
     FIRST_DIFFERENCE,
+    FIRST_P50,
     GENERATE_SPEED,
     GRAD_NORM,
     LATER_K3,
@@ -21,17 +22,22 @@ from fos_rl.compare.quantities import (
     Quantity,
     recorded_quantities,
 )
-from fos_rl.compare.statistics import arm_interval
+from fos_rl.compare.statistics import arm_interval, show_interval
 
 # Heading and quantity of the terminal's columns.
 _COLUMNS = (
     ("|d| at first", FIRST_DIFFERENCE),
+    ("median", FIRST_P50),
     ("over floor", OVER_FLOOR),
     ("k3 later", LATER_K3),
     ("clipped", CLIPPED),
     ("grad norm", GRAD_NORM),
     ("gen tok/s", GENERATE_SPEED),
 )
+
+
+# Characters that all of them take.
+_WIDE = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,44 +57,54 @@ class Grid:
         return "\n".join(lines) + "\n"
 
 
-def terminal_table(comparison: Comparison, differences: Sequence[Difference]) -> Table:
-    """One line an arm: what to look at first."""
+def terminal_table(
+    comparison: Comparison, differences: Sequence[Difference], width: int = _WIDE
+) -> Table:
+    """One line an arm: what to look at first; on a narrow terminal the mismatch and the reward."""
+    columns = _COLUMNS if width >= _WIDE else _COLUMNS[:2]
     against = {d.arm.name: d for d in differences if d.quantity is REWARD}
     table = Table(title=f"{comparison.title}, baseline {comparison.baseline.name}")
     table.add_column("arm", overflow="fold")
-    for heading in ("seeds", "steps", *(h for h, _ in _COLUMNS), "late reward", "- baseline's"):
+    for heading in ("seeds", "steps", *(h for h, _ in columns), "late reward", "- baseline's"):
         table.add_column(heading, justify="right")
     for arm in comparison.arms:
         steps = sorted({len(run.steps) for run in arm.runs})
-        cells = (quantity.show(quantity.of_arm(arm)) for _, quantity in _COLUMNS)
+        cells = (quantity.show(quantity.of_arm(arm)) for _, quantity in columns)
         difference = against.get(arm.name)
-        verdict = f"{difference.show()} {difference.verdict}" if difference else "baseline"
+        verdict = "baseline"
+        if difference:
+            verdict = f"{difference.show()} {difference.verdict}{difference.reason}"
         table.add_row(
             arm.name,
             str(len(arm.runs)),
             "-".join(map(str, dict.fromkeys((steps[0], steps[-1])))),
             *cells,
-            _with_interval(arm, REWARD),
+            _with_interval(arm, REWARD, REWARD.show(REWARD.of_arm(arm))),
             verdict,
         )
     return table
 
 
 def arm_grid(comparison: Comparison) -> Grid:
-    """Every quantity, an arm a column; the reward with its interval."""
+    """Every quantity, an arm a column: mean, (median) and, of the reward, the [interval]."""
     return _grid(
         comparison,
         [arm.name for arm in comparison.arms],
-        lambda quantity: [_with_interval(arm, quantity) for arm in comparison.arms],
+        lambda quantity: [
+            _with_interval(arm, quantity, _with_median(quantity, quantity.of_arm(arm), arm.whole))
+            for arm in comparison.arms
+        ],
     )
 
 
 def run_grid(comparison: Comparison) -> Grid:
-    """Every quantity, a run a column."""
+    """Every quantity, a run a column: mean and (median)."""
     return _grid(
         comparison,
         [run.name for run in comparison.runs],
-        lambda quantity: [quantity.show(quantity.of(run)) for run in comparison.runs],
+        lambda quantity: [
+            _with_median(quantity, quantity.of(run), [run]) for run in comparison.runs
+        ],
     )
 
 
@@ -103,7 +119,9 @@ def difference_grid(differences: Sequence[Difference]) -> Grid:
             f"{ours} - {theirs}",
             next((d.interval.units for d in found.values() if d.interval), "-"),
             *(
-                f"{found[quantity].verdict}: {found[quantity].show()}" if quantity in found else "-"
+                f"{found[quantity].verdict}: {found[quantity].show()}{found[quantity].reason}"
+                if quantity in found
+                else "-"
                 for quantity in quantities
             ),
         ]
@@ -132,11 +150,11 @@ def markdown_page(
     parts = [
         f"# {comparison.title}\n",
         "\n".join([*failed, *(f"- {line}" for line in [*summary, *comparison.notes])]) + "\n",
-        "## Arms (mean over seeds)\n",
+        "## Arms: mean over steps and seeds (median of the same) [95 % interval]\n",
         arm_grid(comparison).markdown(),
         "## Differences\n",
         difference_grid(differences).markdown(),
-        "## Runs\n",
+        "## Runs: mean over steps (median)\n",
         run_grid(comparison).markdown(),
         "## Settings that differ\n",
         setting_grid(comparison).markdown(),
@@ -150,21 +168,37 @@ def csv_table(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [f"{q.key}:{q.window}:{q.reduce}" for q in quantities]
+    medians = [q for q in quantities if q.reduce == "mean"]
+    names += [f"{q.key}:{q.window}:median" for q in medians]
     writer.writerow(["arm", "seed", "run", "steps", *names])
     for run in comparison.runs:
         values = [quantity.of(run) for quantity in quantities]
+        # Of a single step the median is its value.
+        values += [q.of(run) if (m := q.median([run])) is None else m for q in medians]
         cells = ["" if value is None else repr(value) for value in values]
         writer.writerow([run.arm, run.seed, str(run.path), len(run.steps), *cells])
     return text.getvalue()
 
 
-def _with_interval(arm: Arm, quantity: Quantity) -> str:
-    text = quantity.show(quantity.of_arm(arm))
-    interval = arm_interval(arm, quantity) if quantity is REWARD else None
-    if interval is None:
+def _with_median(quantity: Quantity, value: float | None, runs: Sequence[Run]) -> str:
+    median = quantity.median(runs)
+    text = quantity.show(value)
+    if median is None or text == quantity.zero:
         return text
-    low, high = quantity.show(interval.low), quantity.show(interval.high)
-    return f"{text} [{low}, {high}]"
+    return f"{text} ({quantity.show(median)})"
+
+
+def _with_interval(arm: Arm, quantity: Quantity, text: str) -> str:
+    """The reward's cell; an interval without width has its reason, and so has a missing one."""
+    if quantity is not REWARD or quantity.of_arm(arm) is None:
+        return text
+    interval = arm_interval(arm, quantity)
+    if interval is None:
+        seeds = len(arm.whole)
+        why = "one seed" if seeds == 1 else "a seed's is not finite"
+        return f"{text}, no interval ({why})"
+    reason = f", {interval.reason}" if interval.reason else ""
+    return f"{text} {show_interval(interval, quantity.format)}{reason}"
 
 
 def _grid(comparison: Comparison, names: list[str], cells: Callable[[Quantity], list[str]]) -> Grid:

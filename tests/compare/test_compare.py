@@ -108,7 +108,8 @@ def test_markdown_tables_are_rectangular(study: Path) -> None:
         # A bar inside a cell is escaped.
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
         assert len(widths) == 1
-    assert "| \\|d\\| mean | 1.00e-02 | 1.00e-02 |" in tables[0]
+    # The mean over seeds and, in parentheses, the median.
+    assert "| \\|d\\| mean | 1.00e-02 (1.00e-02) | 1.00e-02 (1.00e-02) |" in tables[0]
 
 
 def test_runs_without_any_metric_or_rollout_are_shown_as_such(tmp_path, write_run) -> None:

@@ -1,10 +1,12 @@
 import pytest
 
+from fos_rl.compare import Limit, compare
 from fos_rl.compare.checks import check_backward_modes
 from fos_rl.compare.findings import backward_differences, baseline_differences, summary
 from fos_rl.compare.load import Comparison, load
 from tests.compare.conftest import QUANTIZED
 
+P50 = "mismatch/log_prob_abs_diff/p50"
 MEAN, FLOOR = "mismatch/log_prob_abs_diff/mean", "mismatch/floor_log_prob_abs_diff/mean"
 
 
@@ -22,6 +24,30 @@ def test_a_reward_is_resolved_or_not(tmp_path, write_run) -> None:
     assert words[0].startswith("Reward: resolved for worse, lower than base's by -0.3 [")
     assert words[0].endswith("over 3 seeds.")
     assert words[1].startswith("Reward: not resolved against base for near; with 3 seeds")
+
+
+def test_what_would_resolve_a_reward(tmp_path, write_run) -> None:
+    arms = {"base": [0.5, 0.6, 0.7], "near": [0.51, 0.65, 0.73], "same": [0.5, 0.6, 0.7]}
+    words = summary(_study(write_run, tmp_path, arms), [])
+    (said,) = [line for line in words if line.startswith("Not resolved: ")]
+    assert "it does not say that the arms are equal" in said
+    # Differences 0.01, 0.05, 0.03: s / d = 0.02 / 0.03; 7.849 * 0.444 + 1.92 = 5.41.
+    assert said.endswith("near 6.")
+    lone = {"base": [0.5], "other": [0.6]}
+    (said,) = [
+        line
+        for line in summary(_study(write_run, tmp_path / "lone", lone), [])
+        if line.startswith("Not resolved: ")
+    ]
+    assert "cannot be told from these" in said
+
+
+def test_limits_are_no_backward_checks(tmp_path, write_run, capsys) -> None:
+    """A limit that is exceeded says nothing about the first steps of backward modes."""
+    for mode, overrides in QUANTIZED.items():
+        write_run(tmp_path / mode / "seed_0", [{"x/y": 1.0}], [[0.5]], overrides=overrides)
+    assert len(compare([tmp_path], limits=[Limit(key="x/y", value=0.5)])) == 2
+    assert "the first steps of 1 pairs of runs are identical" in capsys.readouterr().out
 
 
 def test_verdicts(tmp_path, write_run) -> None:
@@ -50,7 +76,8 @@ def test_no_common_seed(tmp_path, write_run) -> None:
         ({MEAN: 0.03, FLOOR: 0.01}, "base 0.03 (3.0 times the noise floor)"),
         ({MEAN: 0.16, FLOOR: 1.8e-8}, "base 0.16 (9e+06 times the noise floor)"),
         ({MEAN: 0.01, FLOOR: 0.03}, "base 0.01 (within the noise floor of 0.03)"),
-        ({MEAN: 0.03, FLOOR: 0.0}, "base 0.03 (the noise floor is 0)"),
+        ({MEAN: 0.03, FLOOR: 0.0}, "base 0.03 (the noise floor is below what fp32 shows)"),
+        ({MEAN: 0.03, P50: 0.01, FLOOR: 0.01}, "base 0.03, median 0.01 (3.0 times the noise"),
         ({MEAN: 0.0}, "base 0 (equal to the last bit)"),
         ({MEAN: 0.03}, "base 0.03."),
         ({}, "base not measured."),

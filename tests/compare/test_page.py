@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,31 @@ _PROBE = """
 """
 
 
+# What of a page in a frame lies outside it, or outside its own cell.
+_NARROW_PROBE = """
+<script>
+  addEventListener("load", () => {
+    const frame = document.querySelector("iframe");
+    const inner = frame.contentDocument;
+    const cells = [...inner.querySelectorAll("td, tr.section th, .summary li")];
+    const outside = (cell) => {
+      const box = cell.getBoundingClientRect();
+      return box.left < 0 || box.right > 400 || cell.scrollWidth > cell.clientWidth + 1;
+    };
+    const row = [...inner.querySelectorAll("#arms ~ .card tr:not(.section) td")].slice(1, 4);
+    const label = (cell) => frame.contentWindow.getComputedStyle(cell, "::before").content;
+    const found = {
+      width: frame.contentWindow.innerWidth, page: inner.documentElement.scrollWidth,
+      cells: cells.length, cut: cells.filter(outside).map((cell) => cell.innerText),
+      labels: row.map((cell) => label(cell).replaceAll('"', "")),
+    };
+    document.body.innerHTML = "<pre></pre>";
+    document.querySelector("pre").textContent = JSON.stringify(found);
+  });
+</script>
+"""
+
+
 @pytest.fixture
 def page(tmp_path, write_run) -> str:
     """The page of three arms with every metric that a plot needs."""
@@ -103,6 +128,52 @@ def test_the_page_names_no_other_place(page: str) -> None:
 def test_a_browser_draws_every_plot(page: str, tmp_path: Path) -> None:
     file = tmp_path / "probe.html"
     file.write_text(page.replace("</body>", _PROBE + "</body>"))
+    dom = _rendered(file, tmp_path)
+    laid_out = json.loads(unescape(re.findall(r'<pre id="probe">(.*?)</pre>', dom)[0]))
+    found = laid_out["found"]
+    assert [plot["id"] for plot in found] == [f"plot-{name}" for name in PLOTS]
+    for plot in found:
+        assert "No data" not in plot["text"], plot["id"]
+        assert plot["role"] == "img"
+        assert plot["label"]
+        # Two plots side by side in 1400 pixels, or one across.
+        assert plot["width"] > 550, plot["id"]
+        assert plot["height"] > 200, plot["id"]
+        assert plot["parts"] >= 2, plot["id"]
+        assert plot["after"] == 0, plot["id"]
+        assert (plot["before"] > 0) == (plot["id"] not in _WITHOUT_BASELINE), plot["id"]
+    assert len(set(laid_out["ids"])) == len(laid_out["ids"])
+    assert laid_out["wide"] <= 1400
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install it")
+def test_a_page_of_400_pixels_cuts_no_cell(page: str, tmp_path: Path) -> None:
+    """In a frame, since a browser's own window is wider."""
+    narrow = page.replace("<details", "<details open")
+    file = tmp_path / "narrow.html"
+    style = "width: 400px; height: 900px; border: 0"
+    frame = f'<iframe style="{style}" srcdoc="{escape(narrow)}"></iframe>'
+    file.write_text(frame + _NARROW_PROBE)
+    found = json.loads(unescape(re.findall(r"<pre>(.*?)</pre>", _rendered(file, tmp_path))[0]))
+    assert found["width"] == 400
+    assert found["page"] <= 400
+    assert found["cells"] > 100
+    assert found["cut"] == []
+    # The arm's name stands in front of its value.
+    assert found["labels"] == ["bf16", "dequantized", "high_precision"]
+
+
+def test_words_come_first_then_plots_then_tables(page: str) -> None:
+    places = [page.index(f'id="{name}"') for name in ("summary", "plots", "arms", "differences")]
+    assert places == sorted(places)
+    first = page[: page.index('id="plots"')]
+    assert "the 95 % interval of the difference covers 0" in first
+    assert "cannot be told from these" in first
+    assert "mean |d|" in first
+
+
+def _rendered(file: Path, tmp_path: Path) -> str:
+    """The page's elements after its scripts have run."""
     browser = [
         str(CHROMIUM),
         "--headless",
@@ -119,21 +190,7 @@ def test_a_browser_draws_every_plot(page: str, tmp_path: Path) -> None:
     ]
     done = subprocess.run(browser, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr
-    laid_out = json.loads(unescape(re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout)[0]))
-    found = laid_out["found"]
-    assert [plot["id"] for plot in found] == [f"plot-{name}" for name in PLOTS]
-    for plot in found:
-        assert "No data" not in plot["text"], plot["id"]
-        assert plot["role"] == "img"
-        assert plot["label"]
-        # Two plots side by side in 1400 pixels, or one across.
-        assert plot["width"] > 550, plot["id"]
-        assert plot["height"] > 200, plot["id"]
-        assert plot["parts"] >= 2, plot["id"]
-        assert plot["after"] == 0, plot["id"]
-        assert (plot["before"] > 0) == (plot["id"] not in _WITHOUT_BASELINE), plot["id"]
-    assert len(set(laid_out["ids"])) == len(laid_out["ids"])
-    assert laid_out["wide"] <= 1400
+    return done.stdout
 
 
 def test_arms_differ_in_colour_or_marker() -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fos_rl.compare.load import load
-from fos_rl.compare.quantities import Quantity, late_steps, recorded_quantities
+from fos_rl.compare.quantities import FIRST_FLOOR, Quantity, late_steps, recorded_quantities
 
 # The first step trained on nothing, so it measured no k3.
 STEPS = [
@@ -82,3 +82,30 @@ def test_rows_of_some_runs_appear_when_recorded(tmp_path, write_run, key) -> Non
     (row,) = [q for q in recorded_quantities(with_row) if q.key == key]
     assert row.of(with_row[0]) == 0.4
     assert key not in {q.key for q in recorded_quantities(without)}
+
+
+def test_a_step_that_skipped_no_update_counts(tmp_path, write_run) -> None:
+    """The metric is absent where there were none: two in one of four steps are 0.5 per step."""
+    steps = [{"trainer/grad_norm": 1.0}] * 3 + [{"trainer/skipped_updates": 2.0}]
+    (run,) = load([write_run(tmp_path / "run", steps)]).runs
+    assert _quantity("trainer/skipped_updates", "all").of(run) == 0.5
+    (healthy,) = load([write_run(tmp_path / "healthy", steps[:3])]).runs
+    assert _quantity("trainer/skipped_updates", "all").of(healthy) is None
+
+
+def test_one_odd_step_moves_the_mean_and_not_the_median(tmp_path, write_run) -> None:
+    """As one flipped code does: 0.5 in one of ten steps that otherwise have 1e-6."""
+    steps = [{"x/y": 0.5 if step == 4 else 1e-6} for step in range(10)]
+    for seed in range(2):
+        write_run(tmp_path / f"a/seed_{seed}", steps)
+    (arm,) = load([tmp_path / "a"]).arms
+    shown = _quantity("x/y", "all")
+    assert shown.of_arm(arm) == pytest.approx((0.5 + 9e-6) / 10)
+    assert shown.median(arm.whole) == 1e-6
+    assert _quantity("x/y", "all", "max").median(arm.whole) is None
+
+
+def test_a_floor_of_0_is_below_what_fp32_shows() -> None:
+    assert FIRST_FLOOR.show(0.0) == "below what fp32 shows"
+    assert FIRST_FLOOR.show(1e-9) == "1.00e-09"
+    assert FIRST_FLOOR.show(None) == "-"

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 
 from fos_rl.compare.load import load
-from fos_rl.compare.quantities import LATER_K3, REWARD
+from fos_rl.compare.quantities import GRAD_NORM, LATER_K3, REWARD
 from fos_rl.compare.statistics import (
+    Interval,
     arm_interval,
     bootstrap_interval,
     paired_difference,
+    seeds_to_resolve,
+    show_interval,
     t_quantile,
 )
 
@@ -127,3 +130,77 @@ def test_only_common_steps_are_paired(tmp_path, write_run) -> None:
     found = paired_difference(first, second, REWARD)
     assert found is not None
     assert found.mean == 0
+
+
+def _difference_of(effect: float, count: int = 3) -> Interval:
+    """Paired seeds whose mean difference is `effect` standard deviations."""
+    half_width = t_quantile(count - 1) * 1.0 / math.sqrt(count)
+    return Interval(mean=effect, half_width=half_width, count=count, unit="seeds")
+
+
+@pytest.mark.parametrize(
+    ("effect", "pairs"), [(0.2, 199), (0.5, 34), (-0.5, 34), (0.8, 15), (1.0, 10)]
+)
+def test_seeds_to_resolve_are_those_of_power_tables(effect: float, pairs: int) -> None:
+    """Pairs for a two-sided paired t test, 5 %, power 80 %, as G*Power 3.1 gives them."""
+    assert seeds_to_resolve(_difference_of(effect)) == pairs
+
+
+def test_seeds_to_resolve_have_the_power_they_say() -> None:
+    """By simulation: t tests of that many differences of spread 1 and mean 0.7."""
+    seeds = seeds_to_resolve(_difference_of(0.7))
+    assert seeds is not None
+    draws = np.random.default_rng(0).normal(0.7, 1.0, (4000, seeds))
+    t = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(seeds))
+    # Four standard errors of a share of 0.8 in 4000 trials are 0.025; a seed more or less is 0.02.
+    assert (np.abs(t) > t_quantile(seeds - 1)).mean() == pytest.approx(0.8, abs=0.045)
+
+
+def test_no_spread_no_difference_or_no_seeds_tell_no_number() -> None:
+    assert seeds_to_resolve(Interval(mean=1.0, half_width=0.0, count=3, unit="seeds")) is None
+    assert seeds_to_resolve(Interval(mean=0.0, half_width=0.1, count=3, unit="seeds")) is None
+    groups = Interval(mean=0.1, half_width=0.2, count=64, unit="prompt groups")
+    assert seeds_to_resolve(groups) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "half_width", "shown"),
+    [
+        (0.5, 0.1, "[0.400, 0.600]"),
+        # The ends would both read 0.022.
+        (0.0222, 0.0002, "[0.0220, 0.0224]"),
+        (1e-6, 1e-7, "[0.0000009, 0.0000011]"),
+        (0.5, 0.0, "[0.500, 0.500]"),
+    ],
+)
+def test_an_intervals_ends_read_alike_only_where_they_are(mean, half_width, shown) -> None:
+    interval = Interval(mean=mean, half_width=half_width, count=3, unit="seeds")
+    assert show_interval(interval, "{:.3f}") == shown
+    assert interval.reason == ("3 equal seeds" if half_width == 0 else None)
+
+
+def test_a_metric_is_paired_where_both_runs_have_it(tmp_path, write_run) -> None:
+    """The first arm's last two steps trained on nothing: their pair is no difference of means."""
+    full = [{"trainer/grad_norm": float(step)} for step in range(4)]
+    for seed in range(2):
+        write_run(tmp_path / f"a/seed_{seed}", [*full[:2], {}, {}])
+        write_run(tmp_path / f"b/seed_{seed}", full)
+    first, second = load([tmp_path]).arms
+    found = paired_difference(first, second, GRAD_NORM)
+    assert found is not None
+    # (0 + 1) / 2 - (0 + 1) / 2, and not 0.5 - 1.5.
+    assert found.mean == 0
+
+
+def test_a_shorter_run_is_in_no_mean(tmp_path, write_run) -> None:
+    """Its late steps are early ones of the others."""
+    rising = [{"reward/mean": float(step)} for step in range(8)]
+    for seed, steps in enumerate((8, 8, 2)):
+        write_run(tmp_path / f"a/seed_{seed}", rising[:steps])
+        write_run(tmp_path / f"b/seed_{seed}", rising)
+    first, second = load([tmp_path]).arms
+    # Mean of steps 6 and 7; with the short run's step 1 it would be 4.7.
+    assert REWARD.of_arm(first) == 6.5
+    found = paired_difference(first, second, REWARD)
+    assert found is not None
+    assert (found.mean, found.count) == (0.0, 2)
