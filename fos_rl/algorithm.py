@@ -4,7 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fos_rl.spec import Frozen
+from fos_rl.spec import Frozen, Positive
+
+MAX_RATIO = 1e8
+"""The losses hold every ratio of probabilities below exp(20) = 4.9e8; a limit above is none."""
 
 
 class NoCorrection(Frozen):
@@ -20,7 +23,7 @@ class TruncatedWeights(Frozen):
     type: Literal["truncated"] = "truncated"
     level: Literal["token", "sequence"] = "token"
     """One weight a token, or the product over its response for all of its tokens."""
-    max_weight: Annotated[float, Field(ge=1)] = 2.0
+    max_weight: Annotated[float, Field(ge=1, le=MAX_RATIO)] = 2.0
 
 
 class MaskedWeights(Frozen):
@@ -29,7 +32,7 @@ class MaskedWeights(Frozen):
 
     type: Literal["masked"] = "masked"
     low: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    high: Annotated[float, Field(gt=1)] = 5.0
+    high: Annotated[float, Field(gt=1, le=MAX_RATIO)] = 5.0
 
 
 class GeometricMask(Frozen):
@@ -38,7 +41,7 @@ class GeometricMask(Frozen):
 
     type: Literal["geometric"] = "geometric"
     low: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    high: Annotated[float, Field(gt=1)] = 1.01
+    high: Annotated[float, Field(gt=1, le=MAX_RATIO)] = 1.01
 
 
 Correction = NoCorrection | TruncatedWeights | MaskedWeights | GeometricMask
@@ -54,9 +57,9 @@ class AlgorithmConfig(Frozen):
     weight and keeps its gradient, token mean)."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Ratio floor is 1 - clip_low; 1 is no floor (gspo: 3e-4, cispo: 1)."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0, le=MAX_RATIO)] = 0.2
     """Ratio ceiling is 1 + clip_high (dapo: 0.28, gspo: 4e-4, cispo: 4, its paper gives none)."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=MAX_RATIO)] | None = None
     """Second ceiling of the ratio, for negative advantages; its paper uses 3. Not for cispo."""
     normalize_advantages: bool = True
     """Divide by the group's standard deviation (dr_grpo: false)."""
@@ -72,9 +75,9 @@ class AlgorithmConfig(Frozen):
     router_replay: bool = False
     """The trainer computes with the experts that the generator chose, and with gates of its own
     (R3). Mixtures of experts only."""
-    minibatches: Annotated[int, Field(gt=0)] = 1
+    minibatches: Positive = 1
     """Optimizer updates a step; the batch is split evenly by sequence."""
-    max_zero_variance_steps: Annotated[int, Field(gt=0)] = 10
+    max_zero_variance_steps: Positive = 10
     """Stop after this many steps in a row in which no group had reward variance."""
 
     @model_validator(mode="before")

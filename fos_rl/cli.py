@@ -1,6 +1,7 @@
 """The command line: one function a command."""
 
 import argparse
+import math
 import os
 import select
 import signal
@@ -319,7 +320,7 @@ def _add_diagnosis(commands: Any) -> None:
     )
     parity.add_argument(
         "--fail-above",
-        type=float,
+        type=_limit,
         metavar="X",
         help="exit with 1 when the mean |log-prob difference| is above X",
     )
@@ -364,6 +365,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
     return int(text)
+
+
+def _limit(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 <= value < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 0, as in 0.02")
+    return value
 
 
 def _train(args: argparse.Namespace) -> int:

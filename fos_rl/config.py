@@ -16,9 +16,26 @@ from pydantic_core import ErrorDetails
 
 from fos_rl.algorithm import AlgorithmConfig
 from fos_rl.files import read_text
-from fos_rl.spec import Bf16, Consistency, Frozen, Precision, check_consistency
+from fos_rl.spec import (
+    MAX_INT,
+    Bf16,
+    Consistency,
+    Frozen,
+    Names,
+    NotNegative,
+    Positive,
+    Precision,
+    check_consistency,
+)
 
-Positive = Annotated[int, Field(gt=0)]
+# vLLM samples at 0.01 when asked for less and raises above 2 (`SamplingParams.__post_init__`,
+# https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html); the trainer divides by what it is
+# given.
+Temperature = Annotated[float, Field(ge=0.01, le=2)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Threads = Annotated[int, Field(gt=0, le=4096)]
+# The engine multiplies seeds modulo 2^62: up to there each gives samples of its own.
+Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class ModelConfig(Frozen):
@@ -97,11 +114,11 @@ Data = Annotated[
 
 
 class RewardConfig(Frozen):
-    workers: Annotated[int, Field(ge=0)] = 2
+    workers: Annotated[int, Field(ge=0, le=4096)] = 2
     """Verifier processes; 0 verifies in the driver's own process, without the time limit."""
-    timeout_s: Annotated[float, Field(gt=0)] = 5.0
+    timeout_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     """Processor time for one answer; over it the answer scores 0 and is counted."""
-    batch_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    batch_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 60.0
     """Seconds that a step's slow answers may take together, per worker. Every answer is tried;
     those over their share of it again while some is left, then they count as timeouts."""
 
@@ -124,10 +141,11 @@ class ParallelConfig(Frozen):
 
 class RolloutConfig(Frozen):
     prompts_per_step: Positive = 8
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Annotated[int, Field(ge=2, le=MAX_INT)] = 8
     """Responses a prompt; an advantage is relative to its group, so at least 2."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Applied on both hosts: log-probs are of logits / temperature."""
+    temperature: Temperature = 1.0
+    """Log-probs of trainer and generator are of logits / temperature. From 0.01 to 2, which vLLM
+    applies as they are."""
     top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
     """Only 1: a nucleus changes the generator's log-probs by the log of the kept mass."""
     top_k: Annotated[int, Field(ge=0, le=0)] = 0
@@ -142,12 +160,16 @@ class RolloutConfig(Frozen):
 
 class TrainerConfig(Frozen):
     lr: Annotated[float, Field(gt=0)] = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
+    """AdamW's decay rates of the gradient's mean and of its square's."""
+    eps: Annotated[float, Field(ge=1e-30, le=1)] = 1e-8
+    """Added to AdamW's denominator; fp32 must tell it from 0, which a gradient of 0 would be
+    divided by."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    warmup_steps: NotNegative = 0
     """Linear learning-rate warm-up, in optimizer updates."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
+    """Gradients of a larger norm are scaled down to it; 1e9 leaves them as they are."""
     microbatch_tokens: Positive = 8192
     """Tokens a packed micro-batch; a longer sequence gets one of its own."""
     log_prob_chunk_tokens: Positive = 1024
@@ -161,7 +183,7 @@ class TrainerConfig(Frozen):
     quantized, or high_precision where activations are row-scaled. It changes no forward."""
     num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
     """0 runs on the CPU; auto takes a GPU when there is one."""
-    num_threads: Positive | None = None
+    num_threads: Threads | None = None
     """CPU threads of the trainer; by default the cores it shares with the generator."""
     parallel: ParallelConfig = ParallelConfig()
 
@@ -169,7 +191,7 @@ class TrainerConfig(Frozen):
 class GeneratorConfig(Frozen):
     num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
     """0 runs vLLM's CPU build; auto takes a GPU when there is one."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] = 1.0
     """Memory of the paged key-value cache."""
     max_num_seqs: Positive = 256
     """Requests decoded together."""
@@ -177,7 +199,7 @@ class GeneratorConfig(Frozen):
     """Tokens an engine step computes; prompts that do not fit are split. By default vLLM's."""
     cuda_graphs: bool = True
     """Capture decode steps (GPU only)."""
-    num_threads: Positive | None = None
+    num_threads: Threads | None = None
     """CPU threads of the engine; by default the cores it shares with the trainer."""
     parallel: ParallelConfig = ParallelConfig()
 
@@ -185,17 +207,17 @@ class GeneratorConfig(Frozen):
 class EvalConfig(Frozen):
     """Accuracy on problems the run does not learn from; `eval/` metrics, before `fos-rl eval`."""
 
-    sets: Annotated[tuple[str, ...], Field(min_length=1)]
+    sets: Annotated[Names, Field(min_length=1)]
     """Names (gsm8k, math500, aime24, aime25) or files; a file's set goes by its name without the
     suffix. `held_out`: problems of generated arithmetic that the run does not train on."""
     every: Positive = 10
     """Steps between evaluations; the last step has one, too."""
-    samples: Annotated[int, Field(ge=0)] = 1
+    samples: NotNegative = 1
     """Responses a problem that are sampled: avg@k and pass@k. 0 samples none."""
     greedy: bool = True
     """Also one greedy response a problem."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of the sampled responses."""
+    temperature: Temperature = 1.0
+    """Of the sampled responses; greedy ones need none."""
     max_new_tokens: Positive | None = None
     """At most rollout.max_new_tokens, which it is by default."""
     max_problems: Positive | None = None
@@ -205,9 +227,9 @@ class EvalConfig(Frozen):
 class ClusterConfig(Frozen):
     address: str = "local"
     """`local` starts Ray on this machine; otherwise the address of a running cluster."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    start_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 600.0
     """Limit for an actor's start, model load included."""
-    call_timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    call_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 1800.0
     """Limit for one call; the error names the actor and the call that did not answer."""
 
 
@@ -223,7 +245,7 @@ class RunConfig(Frozen):
     model: ModelConfig
     data: Data
     steps: Positive = 100
-    seed: int = 0
+    seed: Seed = 0
     """Of prompts, sampling and random weights."""
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
@@ -471,7 +493,14 @@ def _keep_shared_settings(tree: dict[str, Any], section: str, recipe: Any) -> No
 
 
 # What to do about it, where pydantic's rule alone does not tell.
+_TEMPERATURE = (
+    "vLLM samples at 0.01 when asked for less and takes none above 2, while the trainer divides by "
+    "what it is given; "
+)
 _REMEDIES = {
+    "rollout.temperature": _TEMPERATURE + "use 0.01 to 2 (1.0 is common)",
+    "eval.temperature": _TEMPERATURE + "use 0.01 to 2, or eval.samples = 0 with eval.greedy = true "
+    "for greedy responses",
     "rollout.top_p": "top-p changes the generator's log-probs by the log of the kept mass, which "
     "the trainer does not apply; leave it out or set 1.0",
     "rollout.top_k": "top-k changes the generator's log-probs by the log of the kept mass, which "
@@ -493,6 +522,9 @@ def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
         tags = [_tag(model) for model in section_models(".".join(names))]
         if isinstance(node, dict) and part not in node and part in tags:
             continue
+        # So do plain unions, below the value itself.
+        if names and not isinstance(node, dict | list):
+            continue
         names.append(part)
         node = node.get(part, {}) if isinstance(node, dict) else {}
     name = ".".join(names)
@@ -510,9 +542,15 @@ def _explain(details: ErrorDetails, tree: dict[str, Any]) -> str:
     if details["type"] == "missing":
         return f"{name}: required; add it to the file or pass --set {name}=VALUE"
     rule = details["msg"][0].lower() + details["msg"][1:]
-    remedy = _REMEDIES.get(name, f"see fos-rl explain {'.'.join(names[:-1])}".rstrip())
-    shown = json.dumps(details["input"], default=repr)
-    return f"{name} = {shown}: {rule}; {remedy}"
+    # An entry of an array is no setting of its own.
+    section = [part for part in names if not part.isdecimal()][:-1]
+    remedy = _REMEDIES.get(name, f"see fos-rl explain {'.'.join(section)}".rstrip())
+    return f"{name} = {_as_written(details['input'])}: {rule}; {remedy}"
+
+
+def _as_written(value: Any) -> str:
+    """A value as TOML has it; JSON's spelling differs for infinities and NaN alone."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, default=repr)
 
 
 def _known_fields(section: Sequence[str], location: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from fos_rl.config import section_models
 from fos_rl.metrics import explain_metrics
-from fos_rl.spec import Frozen
+from fos_rl.spec import MAX_INT, Frozen
 
 # Each is refused before a host starts; tests/test_explain.py makes each of these mistakes.
 IMPOSSIBLE = {
@@ -92,14 +92,16 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
     elif annotation.__class__.__name__ == "_AnnotatedAlias":
         return _type_name(parts[0], [*metadata, *parts[1:]])
     elif isinstance(annotation, GenericAlias):
-        name = str(annotation)
+        inner = "; ".join("..." if part is ... else _type_name(part, []) for part in parts)
+        name = f"{annotation.__origin__.__name__}[{inner}]"
     else:
         name = " | ".join(_type_name(part, []) for part in parts)
     limits = [
         f"{sign} {getattr(item, key):g}"
         for item in _flat(metadata)
         for key, sign in _LIMITS.items()
-        if hasattr(item, key)
+        # Every whole number has this limit; it tells a reader nothing.
+        if getattr(item, key, MAX_INT) != MAX_INT
     ]
     return ", ".join([name, *limits])
 

@@ -13,9 +13,27 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 
 class Frozen(BaseModel):
-    """Base of every settings model: immutable, and an unknown key is an error."""
+    """Base of every settings model: immutable, and an unknown key is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    A value has the type that is asked for, or is refused: `true` is no number, "3" neither, and
+    infinities and NaN are none that a setting can have.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        strict=True,
+        allow_inf_nan=False,
+    )
+
+
+MAX_INT = 2**31 - 1
+"""What counts and sizes are held in by torch, vLLM and OpenMP: 32 bits with a sign."""
+Positive = Annotated[int, Field(gt=0, le=MAX_INT)]
+NotNegative = Annotated[int, Field(ge=0, le=MAX_INT)]
+# TOML and JSON have arrays only.
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 Family = Literal["llama", "qwen3", "qwen3_moe"]
@@ -25,38 +43,38 @@ class RopeScaling(Frozen):
     """Llama-3 frequency scaling; absent for plain rotary embeddings."""
 
     type: Literal["llama3"] = "llama3"
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Annotated[float, Field(gt=0, le=1e6)]
+    low_freq_factor: Annotated[float, Field(gt=0, le=1e6)]
+    high_freq_factor: Annotated[float, Field(gt=0, le=1e6)]
+    original_max_position_embeddings: Positive
 
 
 class Architecture(Frozen):
     """The shape of a decoder, read from a Hugging Face `config.json` by `fos_rl.model.hf`."""
 
     family: Family
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
+    vocab_size: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
     """Width of a dense MLP."""
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)]
+    rope_theta: Annotated[float, Field(gt=0, le=1e12)]
     rope_scaling: RopeScaling | None = None
-    max_position_embeddings: int
+    max_position_embeddings: Positive
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    num_experts: int = 0
+    num_experts: NotNegative = 0
     """0 for a dense model."""
-    num_experts_per_token: int = 0
-    moe_intermediate_size: int = 0
+    num_experts_per_token: NotNegative = 0
+    moe_intermediate_size: NotNegative = 0
     norm_topk_prob: bool = False
     """Whether the chosen experts' gates are rescaled to sum to 1."""
-    dense_layers: tuple[int, ...] = ()
+    dense_layers: Annotated[tuple[NotNegative, ...], Field(strict=False)] = ()
     """Layers of a mixture-of-experts model that keep a dense MLP."""
 
     @property
@@ -87,14 +105,14 @@ class Quantized(Frozen):
     gemm: Literal["emulated", "native"] = "emulated"
     """emulated: exact 4- or 8-bit operands, fp32 sums, on any device; native: the Blackwell tensor
     core. They round differently, so nothing chooses between them for you."""
-    include: tuple[str, ...] = ("*",)
+    include: Names = ("*",)
     """Patterns of weight names to quantize, as in `*.mlp.experts.*`. Norms, embeddings, router and
     head never are."""
-    exclude: tuple[str, ...] = ()
+    exclude: Names = ()
     """Patterns taken out again."""
-    first_layers_bf16: Annotated[int, Field(ge=0)] = 0
+    first_layers_bf16: NotNegative = 0
     """Leading layers that stay in bf16."""
-    last_layers_bf16: Annotated[int, Field(ge=0)] = 0
+    last_layers_bf16: NotNegative = 0
     """Trailing layers that stay in bf16."""
 
 

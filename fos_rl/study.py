@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from fos_rl.config import RunConfig, merge_config, parse_config, read_toml, with_recipe
+from fos_rl.config import RunConfig, Seed, merge_config, parse_config, read_toml, with_recipe
 from fos_rl.spec import Frozen, flatten
 
 ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
@@ -34,7 +34,7 @@ class StudyFile(Frozen):
     """Config file, relative to the study file."""
     baseline: ArmName
     """The arm that others are compared with."""
-    seeds: Annotated[list[int], Field(min_length=1)]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
     """Every arm runs once under each; runs of one seed see the same prompts."""
     arms: dict[ArmName, dict[str, Any]]
     """Partial configs; a name is also a folder's."""

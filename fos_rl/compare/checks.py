@@ -38,9 +38,10 @@ class Limit:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not separator or not key or math.isnan(value):
+        if not separator or not key or not math.isfinite(value):
             raise ValueError(
-                f"--fail-above {text!r}: write it as METRIC=NUMBER, as in mismatch/kl_k3=0.015"
+                f"--fail-above {text!r}: write it as METRIC=NUMBER, as in mismatch/kl_k3=0.015; "
+                "nothing is above an infinite limit, or one that is no number"
             )
         return cls(key=key, value=value)
 

@@ -118,6 +118,12 @@ class VllmGenerator:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        if params.temperature != sampling.temperature:
+            raise ValueError(
+                f"temperature = {sampling.temperature:g}: vLLM changed it to "
+                f"{params.temperature:g}, and log-probs would be of another distribution than the "
+                "trainer's; use 0.01 to 2, or 0 for greedy responses"
+            )
         output = await self._request(prompt, params)
         completion = output.outputs[0]
         log_probs = cast(FlatLogprobs, completion.logprobs)

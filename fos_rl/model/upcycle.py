@@ -13,6 +13,7 @@ transformers and stock vLLM know no Llama with experts.
 import argparse
 import hashlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _check(
         )
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"--top-k {top_k}: a token goes through 1 to --experts = {num_experts}")
-    if noise < 0:
+    if not 0 <= noise < math.inf:
         raise ValueError(f"--noise {noise}: a standard deviation; use 0 or more")
 
 

@@ -1,5 +1,6 @@
 """The generator against the trainer: real vLLM with the shared decoder, both in this process."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vllm import SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from fos_rl.config import RolloutConfig
 from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
 from tests.hosts import Hosts, batch_of, hosts, random_prompts
@@ -135,3 +138,18 @@ def test_log_probs_agree_in_bf16(family, tmp_path: Path) -> None:
         metrics = pair.trainer.step(batch_of(rollouts)).metrics
     assert np.isfinite(metrics["mismatch/log_prob_abs_diff/max"])
     assert 1e-5 < metrics["mismatch/log_prob_abs_diff/mean"] < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 2.0])
+def test_vllm_applies_each_temperature_that_a_config_takes(temperature: float) -> None:
+    assert RolloutConfig(temperature=temperature).temperature == temperature
+    assert SamplingParams(temperature=temperature).temperature == temperature
+    # The next smaller one than the smallest is changed.
+    assert SamplingParams(temperature=math.nextafter(0.01, 0)).temperature == 0.01
+
+
+def test_a_temperature_that_vllm_would_change_is_refused(fp32_pair: Hosts) -> None:
+    fp32_pair.set_temperature(0.001)
+    with pytest.raises(ValueError, match=r"temperature = 0.001: vLLM changed it to 0.01"):
+        fp32_pair.generate(random_prompts(1))
+    fp32_pair.set_temperature(1.0)
