@@ -100,9 +100,9 @@ class DatasetData(Frozen):
     """Configuration of a hub data set that has several."""
     split: str = "train"
     prompt_column: str = "prompt"
-    """A string, or a list of chat messages. `a.b` is entry b of a column a."""
+    """A string, or a chat in any of the shapes of docs/data.md. `a.b` is entry b of a column a."""
     answer_column: str = "answer"
-    """A number, text or LaTeX; `a.b` as above."""
+    """A number, text or LaTeX, also within a whole solution; `a.b` as above."""
     instruction: str = _INSTRUCTION
     """Follows each string prompt after an empty line; "" adds nothing. Chats stay as they are."""
 

@@ -2,17 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fos_rl.config import ArithmeticData, DapoMathData, Data, DatasetData, Gsm8kData, RunConfig
 from fos_rl.data.problems import Problems, held_out_arithmetic, load_problems
 from fos_rl.data.prompts import encode_problems
-from fos_rl.data.tables import open_table
+from fos_rl.data.tables import iterate_columns, open_table
 from fos_rl.data.verifiers import Rule
 from fos_rl.types import Prompt
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # AIME 2024 comes as 32 copies of 30 problems; loading keeps one of each.
 NAMED_SETS: dict[str, Data] = {
@@ -36,17 +33,20 @@ _ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Distinct problems; `too_long` more have more tokens than rollout.max_prompt_tokens."""
+    """Distinct problems; `too_long` more have more tokens than rollout.max_prompt_tokens. `notes`
+    say what else was left out, and which gold answers cannot score."""
 
     name: str
     prompts: list[Prompt]
     rule: Rule
     too_long: int
+    notes: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
         dropped = f", {self.too_long:,} too long" if self.too_long else ""
-        return f"{self.name}: {len(self.prompts):,} problems{dropped}"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.name}: {len(self.prompts):,} problems{dropped}{notes}"
 
 
 def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:
@@ -110,18 +110,33 @@ def _eval_set(
             f"rollout.max_prompt_tokens = {max_prompt_tokens} tokens; raise it"
         )
     too_long = len(encoded) - len(prompts)
-    return EvalSet(name=name, prompts=prompts, rule=problems.verifier, too_long=too_long)
+    check = problems.gold_check
+    notes = [
+        *problems.notes,
+        *([str(check)] if check and (check.failed or check.scored < check.sampled) else []),
+    ]
+    if problems.summary.conflicting:
+        notes.append(f"dropped {problems.summary.conflicting:,} with conflicting answers")
+    return EvalSet(
+        name=name,
+        prompts=prompts,
+        rule=problems.verifier,
+        too_long=too_long,
+        notes=tuple(notes),
+    )
 
 
 def _data_of_file(source: str) -> Data:
     if not Path(source).suffix:
         raise ValueError(f"no such set; use one of {', '.join(NAMED_SETS)}, or a file")
     table = open_table(source, "train")
-    columns = table.column_names
+    columns = list(table.columns)
     if "reward_model" in columns:
         return DapoMathData(path=source)
-    if {"question", "answer"} <= set(columns) and "####" in str(_first(table, "answer")):
-        return Gsm8kData(path=source)
+    if {"question", "answer"} <= set(columns):
+        first = next(iterate_columns(table, ["answer"]), (None,))
+        if "####" in str(first[0]):
+            return Gsm8kData(path=source)
     question = next((c for c in _QUESTION_COLUMNS if c in columns), None)
     answer = next((c for c in _ANSWER_COLUMNS if c in columns), None)
     if question is None or answer is None:
@@ -131,7 +146,3 @@ def _data_of_file(source: str) -> Data:
             f"{', '.join(_ANSWER_COLUMNS)}"
         )
     return DatasetData(path=source, prompt_column=question, answer_column=answer)
-
-
-def _first(table: "Dataset", column: str) -> Any:
-    return table[0][column] if len(table) else None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from fos_rl.config import RunConfig
-from fos_rl.data.problems import Messages, Problem, Problems
+from fos_rl.data.problems import Problem, Problems
 from fos_rl.data.verifiers import Rule
 from fos_rl.types import Prompt
 
@@ -46,6 +46,10 @@ class PromptSet:
             ValueError: no prompt fits rollout.max_prompt_tokens.
         """
         self.problem_counts = problems.summary
+        check = problems.gold_check
+        self._notes = [*problems.notes, *([str(check)] if check else [])]
+        if not has_template(tokenizer):
+            self._notes.append("the tokenizer has no chat template, so prompts are plain text")
         self.verifier: Rule = problems.verifier
         self._seed = config.seed
         self._batch_size = config.rollout.prompts_per_step
@@ -70,7 +74,7 @@ class PromptSet:
     @property
     def summary(self) -> str:
         """What was read, dropped and kept, for printing."""
-        return f"{self.problem_counts}; {self.counts}"
+        return "; ".join(map(str, [self.problem_counts, *self._notes, self.counts]))
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -92,18 +96,27 @@ class PromptSet:
         return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]:
-    """One prompt a problem: its messages in the tokenizer's chat template, ready to be answered.
+def has_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer says how a chat is written."""
+    return bool(getattr(tokenizer, "chat_template", None))
 
-    A tokenizer without a template gets the messages' text, with its own begin-of-text token.
+
+def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]:
+    """One prompt per problem: its messages in the tokenizer's chat template, ready to be answered.
+
+    A tokenizer without a template gets the message's text, with its own begin-of-text token.
+
+    Raises:
+        ValueError: a chat that the template cannot render, or renders without a message's text.
     """
-    has_template = bool(getattr(tokenizer, "chat_template", None))
+    templated = has_template(tokenizer)
+    render = _render if templated else _plain_text
     prompts: list[Prompt] = []
     for start in range(0, len(problems), _ENCODE_ROWS):
         part = problems[start : start + _ENCODE_ROWS]
-        texts = [_render(problem.messages, tokenizer, has_template) for problem in part]
+        texts = [render(problem, tokenizer) for problem in part]
         # The template writes the special tokens itself.
-        encoded = tokenizer(texts, add_special_tokens=not has_template)["input_ids"]
+        encoded = tokenizer(texts, add_special_tokens=not templated)["input_ids"]
         prompts += [
             Prompt(id=problem.id, token_ids=list(ids), text=text, answer=problem.answer)
             for problem, ids, text in zip(part, encoded, texts, strict=True)
@@ -111,8 +124,42 @@ def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]
     return prompts
 
 
-def _render(messages: Messages, tokenizer: Any, has_template: bool) -> str:
-    if not has_template:
-        return "\n\n".join(content for _, content in messages) + "\n"
-    chat = [{"role": role, "content": content} for role, content in messages]
-    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+def _plain_text(problem: Problem, _: Any) -> str:
+    if len(problem.messages) > 1:
+        raise ValueError(
+            f"{_where(problem)} is a chat ({_roles(problem)}), and the tokenizer has no "
+            "chat_template to write it with; use a model that has one, or prompts of a single text"
+        )
+    return "".join(content for _, content in problem.messages) + "\n"
+
+
+def _render(problem: Problem, tokenizer: Any) -> str:
+    chat = [{"role": role, "content": content} for role, content in problem.messages]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except Exception as error:
+        # A template is the model's own code, and its errors are of any type.
+        raise ValueError(
+            f"the tokenizer's chat_template cannot render {_where(problem)} ({_roles(problem)}): "
+            f"{type(error).__name__}: {error}. Change these messages to what the template "
+            "takes, or mend chat_template in the model's folder"
+        ) from error
+    for role, content in problem.messages:
+        # Templates may leave out an assistant's reasoning.
+        if role != "assistant" and content not in text:
+            raise ValueError(
+                f"the tokenizer's chat_template leaves out what the {role} says in "
+                f"{_where(problem)}; put it into the user's message, or mend chat_template in the "
+                "model's folder"
+            )
+    return text
+
+
+def _where(problem: Problem) -> str:
+    begin = " ".join(problem.messages[-1][1].split())[:60]
+    row = f"row {problem.row} of the data" if problem.row else f"prompt {problem.id}"
+    return f"{row}, {begin!r}"
+
+
+def _roles(problem: Problem) -> str:
+    return ", ".join(role for role, _ in problem.messages)

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from fos_rl.config import ArithmeticData, DapoMathData, DatasetData, Gsm8kData
-from fos_rl.data.problems import ProblemCounts, load_problems
+from fos_rl.data.problems import ProblemCounts, Problems, load_problems
 
+pytestmark = pytest.mark.usefixtures("golds_in_process")
 HERE = Path(__file__).parent
 OLD = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -194,6 +195,105 @@ def test_a_file_that_is_no_table_is_an_error(tmp_path: Path) -> None:
     path.write_text("not json\n")
     with pytest.raises(ValueError, match=r"data\.path = .*cannot be read as a table"):
         load_problems(DatasetData(path=str(path)), seed=0)
+
+
+def load(path: Path, rows: list[dict], **settings: str) -> Problems:
+    config = DatasetData(path=write_rows(path / "d.jsonl", rows), instruction="", **settings)
+    return load_problems(config, seed=0)
+
+
+def test_answers_of_any_type_in_one_column(tmp_path: Path) -> None:
+    answers = [
+        34,
+        "x",
+        [1, 2],
+        2**63,
+        0,
+        5.0,
+        False,
+        ["7"],
+        "#### 2",
+        r"so \boxed{5}",
+        None,
+        {},
+        "",
+    ]
+    rows = [{"prompt": f"What is {i}?", "answer": answer} for i, answer in enumerate(answers)]
+    problems = load(tmp_path, rows)
+    assert [problem.answer for problem in problems.rows] == [
+        *("34", "x", "[1, 2]", "9223372036854775808", "0", "5", "false", "7", "2", "5")
+    ]
+    assert [problem.row for problem in problems.rows] == list(range(1, 11))
+    assert problems.summary.damaged == 3
+    assert problems.notes[0] == "refused 2 rows with no answer (first in row 11)"
+    assert problems.notes[1].startswith("refused 1 row with an answer with the entries (none)")
+    assert set(problems.notes[2:]) == {
+        "took 2 answers out of whole solutions",
+        "took 1 answer out of lists",
+    }
+    assert problems.gold_check is not None
+    assert (problems.gold_check.scored, problems.gold_check.failed) == (10, 0)
+
+
+def test_a_row_that_is_refused_is_named(tmp_path: Path) -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}]
+    rows = [{"prompt": "1 + 1?", "answer": 2}, *[{"prompt": image, "answer": 2}] * 2]
+    problems = load(tmp_path, rows)
+    assert problems.summary.damaged == 2
+    assert problems.notes == (
+        "refused 2 rows with a message with a part of the type image_url; only text can be used "
+        "(first in row 2)",
+    )
+    with pytest.raises(ValueError, match=r"no problem .*only text can be used \(first in row 1\)"):
+        load(tmp_path, rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("answers", "agree"),
+    [
+        (("-5", "\u22125"), True),
+        (("34", "$34$"), True),
+        ((34, 34.0), True),
+        (("1,007", 1007), True),
+        (("1/2", r"\frac{1}{2}"), True),
+        (("0.5", "1/2"), True),
+        (("x + 1", "x+1"), True),
+        (("1", "-1"), False),
+        (("3 4", "34"), False),
+        (("x", "y"), False),
+        ((0, None), True),
+        ((1, True), False),
+    ],
+)
+def test_answers_agree_by_spelling_or_number(tmp_path: Path, answers: tuple, agree: bool) -> None:
+    problems = load(
+        tmp_path, [{"prompt": "A?", "answer": a} for a in answers] + [{"prompt": "B?", "answer": 1}]
+    )
+    assert problems.summary.conflicting == (not agree)
+    assert len(problems.rows) == 1 + agree
+
+
+def test_a_column_without_a_value_is_an_error(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "answer": None} for i in range(3)]
+    with pytest.raises(ValueError, match=r"data\.path = .*no problem.*3 rows with no answer"):
+        load(tmp_path, rows)
+
+
+def test_golds_that_nothing_can_match_stop_the_run(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "answer": f"He has 3+{i}=<<3+{i}>> apples."} for i in range(8)]
+    with pytest.raises(ValueError, match=r"data\.path = .*: 8 of 8 gold answers .*for example 'He"):
+        load(tmp_path, rows)
+
+
+def test_gsm8k_rows_without_hashes_are_refused(tmp_path: Path) -> None:
+    rows = [
+        {"question": "A?", "answer": "So 2.\n#### 2"},
+        {"question": "B?", "answer": "So 2."},
+        {"question": "C?", "answer": 2},
+    ]
+    problems = load_problems(Gsm8kData(path=write_rows(tmp_path / "g.jsonl", rows)), seed=0)
+    assert [problem.answer for problem in problems.rows] == ["2"]
+    assert problems.notes == ("refused 2 rows with an answer without #### (first in row 2)",)
 
 
 def test_an_unreachable_hub_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

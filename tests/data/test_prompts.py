@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fos_rl.config import RunConfig, parse_config
 from fos_rl.data.problems import Problem, ProblemCounts, Problems
-from fos_rl.data.prompts import PromptSet
+from fos_rl.data.prompts import PromptSet, encode_problems
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
@@ -67,6 +67,48 @@ def test_without_a_template_the_text_is_plain(tokenizer) -> None:
     (prompt,) = PromptSet(make_problems(["w0 w1"]), tokenizer, make_config(1)).batch(0)
     assert prompt.text == "w0 w1\n"
     assert prompt.token_ids == [3, 4]
+
+
+def test_a_chat_needs_a_template(tokenizer) -> None:
+    tokenizer.chat_template = None
+    problems = make_problems(["w0"])
+    assert "no chat template" in PromptSet(problems, tokenizer, make_config(1)).summary
+    chat = Problem(id="p", messages=(("system", "w1"), ("user", "w0")), answer="0", row=3)
+    with pytest.raises(ValueError, match=r"row 3 .*chat \(system, user\).*no chat_template"):
+        encode_problems([chat], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        pytest.param(
+            "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}{% endif %}",
+            ["No system"],
+            id="refuses-system",
+        ),
+        pytest.param("{% for m in messages %}", ["TemplateSyntaxError"], id="syntax"),
+        pytest.param("{{ messages[0].name.first }}", ["UndefinedError"], id="undefined"),
+        pytest.param("{{ messages[0].content + 1 }}", ["TypeError"], id="type"),
+        pytest.param(
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            ["leaves out what the system says"],
+            id="leaves-out",
+        ),
+    ],
+)
+def test_a_template_that_cannot_render_is_named(tokenizer, template: str, words: list[str]) -> None:
+    tokenizer.chat_template = template
+    chat = Problem(id="p", messages=(("system", "w1"), ("user", "w0")), answer="0", row=3)
+    with pytest.raises(ValueError, match=r"^the tokenizer's chat_template .*row 3 of") as error:
+        encode_problems([chat], tokenizer)
+    for word in [*words, "mend chat_template in the model's folder"]:
+        assert word in str(error.value)
+
+
+def test_an_empty_system_message_is_rendered(tokenizer) -> None:
+    """A template that finds no system message would write its own."""
+    chat = Problem(id="p", messages=(("system", ""), ("user", "w0")), answer="0")
+    assert encode_problems([chat], tokenizer)[0].text == "<system>  <user> w0 <assistant>"
 
 
 def test_each_epoch_is_a_permutation_across_batch_boundaries(tokenizer) -> None:
