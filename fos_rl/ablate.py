@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fos_rl.cluster import Placement, gpu_environments, runs_at_once
+from fos_rl.cluster import gpu_environments, runs_at_once
 from fos_rl.compare import compare
 from fos_rl.config import RunConfig
 from fos_rl.estimate import Estimate, estimate
-from fos_rl.launch import count_gpus, planned
+from fos_rl.launch import CHECKED, Plan, count_gpus, planned
 from fos_rl.model.machine import machine_memory_gib
 from fos_rl.parallel import refuse_parallel
+from fos_rl.preflight import check_output, size_text
 from fos_rl.run_queue import run_all
 from fos_rl.runs import is_finished, read_config
 from fos_rl.study import StudyRun, config_differences, load_study
@@ -40,10 +41,14 @@ def ablate(
     _refuse_other_configs(study.runs, out)
     console = StudyConsole(sum(run.config.steps for run in study.runs))
     estimates: dict[str, Estimate] = {}
-    placements: dict[str, Placement] = {}
+    plans: dict[str, Plan] = {}
     for arm, config in study.arms.items():
         console.say(f"checking arm {arm}")
-        estimates[arm], placements[arm] = _check(arm, config, out)
+        estimates[arm], plans[arm] = _check(arm, config, out)
+    placements = {arm: plan.placement for arm, plan in plans.items()}
+    todo = [run.arm for run in study.runs if not is_finished(out / run.name)]
+    space = sum(plans[arm].space.certain for arm in todo)
+    free = check_output(out, space, "the models and checkpoints of all runs")
     # One that takes the most decides for all.
     arm = max(placements, key=lambda name: placements[name].num_gpus)
     config, placement = study.arms[arm], placements[arm]
@@ -53,7 +58,11 @@ def ablate(
     memory = machine_memory_gib("cuda" if placement.num_gpus else "cpu") if local else None
     console.say(plan_text(study, estimates, at_once, placement.describe(), memory))
     if dry_run:
-        console.say("dry run: everything checked, nothing started")
+        console.say(f"output     {out}: {size_text(space)} for models and checkpoints; {free}")
+        unchecked = dict.fromkeys(item for plan in plans.values() for item in plan.unchecked)
+        console.say(f"checked    of each arm: {', '.join(CHECKED)}")
+        console.say(f"unchecked  {'; '.join(unchecked)}")
+        console.say("dry run: nothing started")
         return 0
     for each in study.arms.values():
         refuse_parallel(each)
@@ -68,13 +77,13 @@ def ablate(
     return int(bool(broken) or any(item.state == "failed" for item in queue))
 
 
-def _check(arm: str, config: RunConfig, out: Path) -> tuple[Estimate, Placement]:
+def _check(arm: str, config: RunConfig, out: Path) -> tuple[Estimate, Plan]:
     """Every check of a run that needs no actor; a seed changes none of them."""
     try:
-        with planned(config) as plan:
+        with planned(config, out=out) as plan:
             own = sorted(out.glob(f"{arm}/seed_*"))
             earlier = own if any(map(is_finished, own)) else sorted(out.glob("*/seed_*"))
-            return estimate(config, plan, filter(Path.is_dir, earlier)), plan.placement
+            return estimate(config, plan, filter(Path.is_dir, earlier)), plan
     except ValueError as error:
         raise ValueError(f"arm {arm!r}: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from fos_rl.config import load_config, other_arm, run_config_file
 from fos_rl.eval_config import eval_config, eval_precisions, is_run
-from fos_rl.files import describe_os_error
+from fos_rl.files import describe_os_error, is_full_disk
 from fos_rl.study import load_study
 
 _TRAIN_HELP = """\
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_is_gone(sys.stdout):
+        if sys.stdout is None or not _reader_is_gone(sys.stdout):
             raise
         # As with `| head`: all that was wanted has been read.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -154,8 +154,9 @@ def _run(args: argparse.Namespace) -> int:
         described = describe_os_error(error)
         if described is None:
             raise
-        print(f"failed: {described}", file=sys.stderr)
-        return 1
+        failed = is_full_disk(error)
+        print(f"{'failed' if failed else 'error'}: {described}", file=sys.stderr)
+        return 1 if failed else 2
     except KeyboardInterrupt:
         print("interrupted; the run folder holds every finished step", file=sys.stderr)
         return 130
@@ -380,8 +381,9 @@ def _limit(text: str) -> float:
 def _train(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
     # Only now the heavy imports: a wrong config answers at once.
-    from fos_rl.launch import check_without_model, planned, train
+    from fos_rl.launch import CHECKED, check_without_model, planned, train
 
+    out = args.out or Path("runs") / Path(args.config).stem
     if args.architecture is not None:
         if not args.dry_run:
             raise ValueError(
@@ -392,11 +394,13 @@ def _train(args: argparse.Namespace) -> int:
         print("dry run: checked what the architecture tells, nothing started")
         return 0
     if args.dry_run:
-        with planned(config) as plan:
+        with planned(config, out=out) as plan:
             print("\n".join(plan.notes))
-        print("dry run: everything checked, nothing started")
+        print(f"checked    {', '.join(CHECKED)}")
+        print(f"unchecked  {'; '.join(plan.unchecked)}")
+        print("dry run: nothing started")
         return 0
-    train(config, args.out or Path("runs") / Path(args.config).stem)
+    train(config, out)
     return 0
 
 

@@ -5,19 +5,22 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer
 
 from fos_rl.config import EvalConfig, RunConfig
 from fos_rl.data.eval_sets import load_eval_sets
 from fos_rl.evaluate import Evaluator, SetResult
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.generator.folder_weights import load_folder_weights
-from fos_rl.model.hf import read_architecture, resolve_model
+from fos_rl.model.hf import hf_weight_shapes, read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
+from fos_rl.model.tokenizer import check_tokenizer, load_tokenizer
+from fos_rl.model.weight_files import check_weights
+from fos_rl.preflight import check_cache, check_head_size, check_lengths, check_writable
 from fos_rl.spec import ModelSpec, Precision
 from fos_rl.types import Prompt, Rollout, Sampling
 from fos_rl.whole_files import write_whole
@@ -36,15 +39,24 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     settings = config.eval
     assert settings is not None
     folder = resolve_model(config.model.path)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     architecture = read_architecture(folder)
     specs = [
         ModelSpec(architecture=architecture, precision=p, consistency=config.model.consistency)
         for p in precisions
     ]
+    check_lengths(config, architecture)
     for spec in specs:
         check_precision(spec, None, [device], cuda_graphs=config.generator.cuda_graphs)
-    sets = load_eval_sets(config, AutoTokenizer.from_pretrained(folder))
+        check_cache(config, spec, device)
+        check_head_size(spec, trainer=None, generator=device)
+    shapes, tied_head = hf_weight_shapes(specs[0]), architecture.tie_word_embeddings
+    check_weights(folder, shapes, tied_head=tied_head)
+    tokenizer = load_tokenizer(folder)
+    check_tokenizer(tokenizer, folder, architecture.vocab_size)
+    if out is not None:
+        check_writable(out.parent, "--out")
+    sets = load_eval_sets(config, tokenizer)
     console = Console()
     for eval_set in sets:
         console.print(eval_set.summary, highlight=False, markup=False)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 _LFS = "version https://git-lfs"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_text(path: Path, remedy: str) -> str:
@@ -82,14 +81,19 @@ def writing(path: Path) -> Iterator[None]:
 
 def describe_os_error(error: OSError) -> str | None:
     """What went wrong with which file, and the remedy; None for an error that names no file."""
-    if error.filename is None and error.errno not in _FULL:
+    if error.filename is None and not is_full_disk(error):
         return None
     where = f"{error.filename}: " if error.filename is not None else ""
-    if error.errno in _FULL:
+    if is_full_disk(error):
         remedy = "free some space; fos-rl resume goes on from a run's newest checkpoint"
     else:
         remedy = "check the path and its permissions"
     return f"{where}{error.strerror}; {remedy}"
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether a disk or a quota was full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_number(value: object) -> bool:

@@ -1,15 +1,12 @@
 """From a config to a finished run: check everything, start the hosts, drive the loop."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoTokenizer
+from typing import Any, Literal
 
 from fos_rl.cluster import Cluster, Placement, plan_placement
 from fos_rl.config import OUTDATED_MODEL, RunConfig
@@ -19,11 +16,30 @@ from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.data.verifiers import VerifierPool
 from fos_rl.evaluate import Evaluator
+from fos_rl.files import read_json_object
 from fos_rl.grpo import NoLearningSignal, grpo_steps
-from fos_rl.loggers import start_loggers
-from fos_rl.model.hf import parse_architecture, read_architecture, resolve_model
+from fos_rl.loggers import check_loggers, start_loggers
+from fos_rl.model.hf import (
+    hf_weight_shapes,
+    parse_architecture,
+    read_architecture,
+    resolve_model,
+)
 from fos_rl.model.machine import check_precision
+from fos_rl.model.tokenizer import check_tokenizer, load_tokenizer
+from fos_rl.model.weight_files import check_weights
 from fos_rl.parallel import check_parallel, is_parallel, refuse_parallel
+from fos_rl.preflight import (
+    Space,
+    check_cache,
+    check_chats,
+    check_head_size,
+    check_lengths,
+    check_output,
+    describe_first_prompt,
+    needed_space,
+    remote_unknowns,
+)
 from fos_rl.reopen import reopen
 from fos_rl.resume_plan import plan_resume
 from fos_rl.run_lock import run_lock
@@ -42,36 +58,80 @@ class Plan:
     prompts: PromptSet
     eval_sets: list[EvalSet]
     placement: Placement
+    space: Space
     notes: list[str]
+    unchecked: list[str]
+    """What only the actors can tell."""
+
+
+CHECKED = (
+    "settings",
+    "config.json",
+    "names, shapes and types of the weights",
+    "tokenizer",
+    "head size",
+    "context",
+    "key-value cache",
+    "data",
+    "first prompt",
+    "loggers",
+    "output folder",
+    "disk",
+)
+"""What `planned` checks of a run."""
 
 
 @contextmanager
-def planned(config: RunConfig) -> Iterator[Plan]:
+def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) -> Iterator[Plan]:
     """Read the model and the data; a random model lives as long as the plan does.
+
+    Args:
+        out: the run folder, which may not exist yet; None where no run is to be written.
+        first_step: of a resumed run.
 
     Raises:
         ValueError: for whatever in the config cannot work here.
     """
+    logger_unknowns = [] if out is None else check_loggers(config)
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         placement = plan_placement(config, count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
-        spec, model_notes = _check_model(config, read_architecture(folder), placement)
+        spec, model_notes, unknowns = _check_model(config, read_architecture(folder), placement)
+        shapes = hf_weight_shapes(spec)
+        tied_head = spec.architecture.tie_word_embeddings
+        weights = check_weights(folder, shapes, tied_head=tied_head)
+        tokenizer = load_tokenizer(folder)
+        tokens = check_tokenizer(tokenizer, folder, spec.architecture.vocab_size)
         problems = load_problems(config.data, config.seed)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        check_chats(problems.rows, bool(tokenizer.chat_template))
         prompts = PromptSet(problems, tokenizer, config)
+        first_prompt = describe_first_prompt(prompts.prompts, prompts.batch(0)[0])
         eval_sets = load_eval_sets(config, tokenizer)
+        space = needed_space(config, shapes, prompts.counts.longest, first_step)
+        output = []
+        if out is not None:
+            free = check_output(out, space.certain, "the model and the checkpoints")
+            output.append(f"output     {out}: {space}; {free}")
+        if config.cluster.address != "local":
+            unknowns += remote_unknowns(config.cluster.address, folder, bool(placement.num_gpus))
         yield Plan(
             model_folder=folder,
             spec=spec,
             prompts=prompts,
             eval_sets=eval_sets,
             placement=placement,
+            space=space,
             notes=[
                 *model_notes,
+                f"weights    {weights}",
+                f"tokenizer  {tokens}",
                 f"data       {prompts.summary}",
+                f"prompt     {first_prompt}",
                 *(f"eval       {eval_set.summary}" for eval_set in eval_sets),
                 *([] if is_parallel(config) else [f"placement  {placement.describe()}"]),
+                *output,
             ],
+            unchecked=[*unknowns, *logger_unknowns, "memory", "values of the weights"],
         )
 
 
@@ -84,18 +144,19 @@ def check_without_model(config: RunConfig, architecture: Path) -> list[str]:
     Raises:
         ValueError: for whatever in the config cannot work with such a model.
     """
-    if not architecture.is_file():
-        raise ValueError(f"--architecture {architecture}: no such file; give a model's config.json")
-    keys = json.loads(architecture.read_text())
+    keys = read_json_object(architecture, "give --architecture a model's config.json")
     placement = plan_placement(config, count_gpus(config))
-    _, notes = _check_model(config, parse_architecture(keys, str(architecture)), placement)
-    return [*notes, "unchecked  tokenizer, data and eval sets, which need the model's own files"]
+    parsed = parse_architecture(keys, str(architecture))
+    _, notes, unknowns = _check_model(config, parsed, placement)
+    needs_model = "weights, tokenizer, data and eval sets, which need the model's own files"
+    return [*notes, f"unchecked  {'; '.join([*unknowns, needs_model, 'output folder', 'memory'])}"]
 
 
 def _check_model(
     config: RunConfig, architecture: Architecture, placement: Placement
-) -> tuple[ModelSpec, list[str]]:
-    """The spec both hosts run, and what a user should know about it."""
+) -> tuple[ModelSpec, list[str], list[str]]:
+    """The spec that trainer and generator run, what a user should know about it, and what only the
+    actors can tell."""
     spec = ModelSpec(
         architecture=architecture,
         precision=config.model.precision,
@@ -108,7 +169,15 @@ def _check_model(
         )
     devices = _known_devices(config, placement)
     precision = spec.precision
-    return spec, [
+    lengths = check_lengths(config, architecture)
+    trainer, generator = _device(placement.trainer_gpus), _device(placement.generator_gpus)
+    check_cache(config, spec, generator)
+    unknowns = check_head_size(
+        spec,
+        trainer=trainer if trainer in devices else None,
+        generator=generator if generator in devices else None,
+    )
+    notes = [
         f"model      {config.model.path} ({architecture.family}), contract {spec.contract_hash()}",
         f"precision  {precision.recipe}, {precision.compute_dtype} activations",
         *check_precision(
@@ -118,14 +187,16 @@ def _check_model(
             cuda_graphs=config.generator.cuda_graphs,
         ),
         *check_parallel(config, spec),
+        f"lengths    {lengths}",
     ]
+    return spec, notes, unknowns
 
 
 def train(config: RunConfig, out: Path) -> Path:
     """Run GRPO in a new folder; returns it. Ctrl-C leaves it readable."""
     refuse_parallel(config)
     console = RunConsole(config.steps)
-    with _parts(config, console) as parts:
+    with _parts(config, console, out) as parts:
         journal = RunFolder.create(out, config, parts.environment())
         console.say(f"run folder {journal.path}")
         with run_lock(journal.path, console.say), _start(config, parts, console) as cluster:
@@ -158,7 +229,7 @@ def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) ->
         console = RunConsole(config.steps, resumed.next_step)
         for note in [*notes, *resumed.found.notes]:
             console.say(note)
-        with _parts(config, console) as parts:
+        with _parts(config, console, run, resumed.next_step) as parts:
             resumed.check_contract(parts.plan.spec)
             with _start(config, parts, console) as cluster:
                 cluster.load_checkpoint(resumed.checkpoint)
@@ -184,10 +255,12 @@ class _Parts:
 
 
 @contextmanager
-def _parts(config: RunConfig, console: RunConsole) -> Iterator[_Parts]:
+def _parts(
+    config: RunConfig, console: RunConsole, out: Path, first_step: int = 0
+) -> Iterator[_Parts]:
     with ExitStack() as stack:
         with console.doing("reading model and data"):
-            plan = stack.enter_context(planned(config))
+            plan = stack.enter_context(planned(config, out=out, first_step=first_step))
         for note in plan.notes:
             console.say(note)
         verifier = stack.enter_context(VerifierPool(config.reward, plan.prompts.verifier))
@@ -250,9 +323,12 @@ def _replace_model(cluster: Cluster, run: Path) -> None:
 
 def _known_devices(config: RunConfig, placement: Placement) -> set[str]:
     """Device types of the hosts; a GPU of a remote cluster is only known there."""
-    gpus = (placement.trainer_gpus, placement.generator_gpus)
-    devices = {"cuda" if number else "cpu" for number in gpus}
+    devices = {_device(gpus) for gpus in (placement.trainer_gpus, placement.generator_gpus)}
     return devices if config.cluster.address == "local" else devices - {"cuda"}
+
+
+def _device(num_gpus: int) -> Literal["cpu", "cuda"]:
+    return "cuda" if num_gpus else "cpu"
 
 
 def count_gpus(config: RunConfig) -> int:

@@ -31,6 +31,7 @@ from fos_rl.diagnose.rescore import (
 from fos_rl.diagnose.rescore_report import print_attribution, print_mismatches
 from fos_rl.diagnose.scorer import run_forward
 from fos_rl.launch import planned
+from fos_rl.preflight import check_writable
 from fos_rl.trainer.mismatch import mismatch_metrics
 from fos_rl.whole_files import write_whole
 
@@ -44,6 +45,8 @@ def parity(config: RunConfig, *, tokens: int, fail_above: float | None, out: Pat
     """Compare the hosts of a config on about `tokens` sampled tokens; 1 when they are too far."""
     console = _console()
     config = _sized(config, tokens)
+    if out is not None:
+        check_writable(out.parent, "--json")
     with planned(config) as plan:
         for note in plan.notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fos_rl.config import RunConfig
-from fos_rl.model.convert import compute_dtype, prepare_weights
+from fos_rl.model.convert import compute_dtype, keep_codes, prepare_weights
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.log_probs import scale_logits
 from fos_rl.spec import ModelSpec
@@ -168,6 +168,7 @@ def _load(trainer: GrpoTrainer, forward: Forward) -> None:
     # Quantized layers keep the codes of the fp32 weights; all others multiply in the compute dtype.
     prepare_weights(decoder)
     decoder.to(compute_dtype(forward.spec))
+    keep_codes(decoder)
 
 
 def _responses(batch: TrainBatch) -> Iterator[np.ndarray]:

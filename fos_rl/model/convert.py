@@ -1,7 +1,9 @@
 """From a spec to a decoder with quantized layers: the one way in which both hosts build theirs."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +21,14 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.gemm import Gemm
-from fos_rl.quant.matmul import check_contraction, check_native_shapes, tensors_of
+from fos_rl.quant.matmul import (
+    as_quantized_weight,
+    check_contraction,
+    check_native_shapes,
+    tensors_of,
+)
 from fos_rl.quant.recipes import Backward, Recipe, resolve_backward
+from fos_rl.quant.weight_state import WeightState
 from fos_rl.spec import Bf16, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Quantized
 
 _COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -107,7 +115,9 @@ class PreparedWeights(nn.Module):
     """A leaf module that multiplies weights quantized ahead of the forward.
 
     `prepare` quantizes the current weights. It writes into the tensors of the call before, so that
-    a captured CUDA graph sees them. Whoever writes weights calls `prepare_weights` after it.
+    a captured CUDA graph sees them. Whoever writes weights calls `prepare_weights` after it; until
+    then, and with weights that `functional_call` puts in their place, each forward quantizes the
+    weight it finds, which is slow but never stale. Copies and pickles come without codes.
     """
 
     recipe: Recipe
@@ -120,10 +130,19 @@ class PreparedWeights(nn.Module):
         """The weights that are quantized, by parameter name."""
         raise NotImplementedError
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prepared": {}}
+
     def prepared(self, name: str) -> QuantizedWeight:
-        if name not in self._prepared:
-            self.prepare()
-        return self._prepared[name]
+        """The named weight as it is now, quantized: ahead if it has not changed since."""
+        weight = getattr(self, name)
+        # A compiled graph would keep the codes for good.
+        if not torch.compiler.is_compiling():
+            if name not in self._prepared:
+                self.prepare()
+            if self._prepared[name].is_of(weight):
+                return self._prepared[name]
+        return as_quantized_weight(None, weight, self.recipe)
 
     # vLLM first calls the forward in inference mode, whose tensors could not be written later.
     @torch.inference_mode(False)
@@ -131,10 +150,14 @@ class PreparedWeights(nn.Module):
     def prepare(self) -> None:
         for name, weight in self.weights().items():
             new = prepare_weight(weight, self.recipe)
-            if name in self._prepared:
-                _copy_prepared(self._prepared[name], new)
-            else:
-                self._prepared[name] = new
+            old = self._prepared.get(name)
+            self._prepared[name] = new if old is None else _copy_prepared(old, new)
+
+    def keep_codes(self) -> None:
+        """Let the codes count as those of the weights as they are now."""
+        for name, weight in self.weights().items():
+            held = self._prepared[name]
+            self._prepared[name] = replace(held, state=WeightState.of(weight))
 
 
 class QuantizedLinear(PreparedWeights):
@@ -209,6 +232,12 @@ def prepare_weights(decoder: nn.Module) -> None:
         module.prepare()
 
 
+def keep_codes(decoder: nn.Module) -> None:
+    """Multiply the codes of before with weights that were only cast since, such as to bf16."""
+    for _, module in _quantized_modules(decoder):
+        module.keep_codes()
+
+
 def quantized_weight_names(decoder: nn.Module) -> Iterator[str]:
     """Dotted names of the quantized weights; experts of a layer come stacked, under one name."""
     for name, module in _quantized_modules(decoder):
@@ -230,11 +259,15 @@ def _quantized_modules(decoder: nn.Module) -> Iterator[tuple[str, PreparedWeight
             yield name, module
 
 
-def _copy_prepared(old: QuantizedWeight, new: QuantizedWeight) -> None:
-    pairs = zip(tensors_of(old.rowwise), tensors_of(new.rowwise), strict=True)
-    for target, source in [*pairs, (old.operand, new.operand)]:
-        if target is not None and source is not None:
-            target.copy_(source)
+def _copy_prepared(old: QuantizedWeight, new: QuantizedWeight) -> QuantizedWeight:
+    """new in the memory of old; new itself on another device, where no graph knows old's."""
+    targets = [*tensors_of(old.rowwise), *tensors_of(old.operand)]
+    sources = [*tensors_of(new.rowwise), *tensors_of(new.operand)]
+    if old.rowwise.device != new.rowwise.device:
+        return new
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+    return replace(old, state=new.state)
 
 
 def _chosen_layers(decoder: Decoder, precision: Quantized, num_layers: int) -> set[str]:

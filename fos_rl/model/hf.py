@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fos_rl.files import read_json_object
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf_config import parse_architecture, read_architecture
 from fos_rl.model.tiny import write_tiny_model
@@ -54,6 +55,10 @@ def resolve_model(path: str, *, random_folder: Path | None = None, seed: int = 0
         assert random_folder is not None, "a random model needs a folder to be written to"
         return write_tiny_model(path.removeprefix(_RANDOM), random_folder, seed)
     folder = Path(path).expanduser()
+    if folder.is_file():
+        raise ValueError(
+            f"model.path = {path!r} is a file; give the folder that it is in, {folder.parent}"
+        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(
@@ -133,7 +138,7 @@ def _checked(
 
 
 def _write_config(source: Path, out: Path) -> None:
-    config = json.loads((source / "config.json").read_text())
+    config = read_json_object(source / "config.json", "restore the model's own")
     # transformers 4 and vLLM read torch_dtype, transformers 5 writes dtype.
     for key in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
         config[key] = "bfloat16"

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.moe import Experts
+from fos_rl.model.weight_files import INDEX, open_safetensors, summary, weight_files
 from fos_rl.spec import ModelSpec
 
 SHARD_BYTES = 4_000_000_000
-_INDEX = "model.safetensors.index.json"
 
 
 def named_hf_weights(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +77,7 @@ def load_hf_weights(decoder: Decoder, weights: Iterable[tuple[str, Tensor]]) -> 
             "tie_word_embeddings"
         )
     if problems:
-        raise ValueError("weights do not fit the model:\n" + _summary(problems))
+        raise ValueError("weights do not fit the model:\n" + summary(problems))
     return loaded
 
 
@@ -86,11 +85,12 @@ def read_weights(folder: str | Path) -> Iterator[tuple[str, Tensor]]:
     """(name, CPU tensor) of each weight in a folder's safetensors, read one at a time.
 
     Raises:
-        ValueError: when the folder holds no safetensors, or not all that its index names.
+        ValueError: when the folder holds no safetensors, not all that its index names, or a file
+            that is cut off or damaged.
     """
     folder = Path(folder)
-    for path in _weight_files(folder):
-        with safe_open(path, framework="pt", device="cpu") as file:
+    for path in weight_files(folder):
+        with open_safetensors(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 yield name, file.get_tensor(name)
 
@@ -135,35 +135,9 @@ def write_weights(
         (folder / f"shard-{number}").rename(folder / file_name)
         weight_map |= dict.fromkeys(names, file_name)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ValueError(
-                f"model.path: {folder} lacks {', '.join(missing)}, named by {_INDEX}; download "
-                "the model again"
-            )
-        return [folder / name for name in names]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(
-            f"model.path: {folder} has no .safetensors files; convert the model with "
-            "save_pretrained of transformers"
-        )
-    return files
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
 def _equals_embedding(head: Tensor, views: dict[str, Tensor]) -> bool:
     embedding = views["model.embed_tokens.weight"]
     return torch.equal(head.to(embedding), embedding)
-
-
-def _summary(problems: list[str], limit: int = 20) -> str:
-    rest = len(problems) - limit
-    more = [f"... and {rest} more"] if rest > 0 else []
-    return "\n".join(problems[:limit] + more)

@@ -39,6 +39,7 @@ from fos_rl.quant.recipes import (
     Recipe,
     resolve_backward,
 )
+from fos_rl.quant.weight_state import WeightState
 
 WeightArgument = QuantizedWeight | NVFP4Tensor | MXFP8Tensor | None
 
@@ -73,10 +74,10 @@ def quantized_linear(
     """Return x @ weight.T + bias with operands quantized as recipe says, in x's dtype.
 
     Products are summed in fp32, then come the global scales and the bias in fp32, then one
-    rounding. quantized_weight, of this very weight, spares quantizing it again; weight still
-    receives the gradient. backward None is "quantized", or "high_precision" for row-scaled
-    activations. "quantized" needs N divisible by the block (16, MXFP8 32); M is padded with zero
-    rows, which enter no amax.
+    rounding. quantized_weight, prepared of this very weight as it is, spares quantizing it again;
+    weight still receives the gradient. backward None is "quantized", or "high_precision" for
+    row-scaled activations. "quantized" needs N divisible by the block (16, MXFP8 32); M is padded
+    with zero rows, which enter no amax.
     """
     backward = resolve_backward(backward, recipe.row_scaled_activation)
     check_gemm(gemm, x.device)
@@ -142,7 +143,29 @@ def as_quantized_weight(given: WeightArgument, weight: Tensor, recipe: Recipe) -
             "with prepare_weight(weight, recipe)."
         )
     recipe.check_prepared(rowwise)
+    if prepared.recipe is not None and prepared.recipe.weight_encoding != recipe.weight_encoding:
+        raise ValueError(
+            f"quantized_weight was prepared as {prepared.recipe.weight_encoding}, the recipe has "
+            f"{recipe.weight_encoding}. Prepare the weight with the recipe it is used with."
+        )
+    if prepared.state is not None:
+        _check_state(prepared.state, weight)
     return prepared
+
+
+def _check_state(state: WeightState, weight: Tensor) -> None:
+    remedy = "pass quantized_weight.rowwise alone, whose codes are then the caller's to keep"
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "quantized_weight in torch.compile: a compiled graph would multiply these codes "
+            f"whatever became of the weight. Leave it out, or {remedy}."
+        )
+    if not state.is_of(weight) and not state.has_values_of(weight):
+        raise ValueError(
+            "quantized_weight is stale: weight was written to since, is another one than was "
+            "prepared, or is an inference tensor, whose writes PyTorch does not count. Prepare it "
+            f"with prepare_weight(weight, recipe) after each write, or {remedy}."
+        )
 
 
 def pad_rows(x: Float[Tensor, "rows cols"], multiple: int) -> Float[Tensor, "padded cols"]:

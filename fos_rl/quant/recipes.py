@@ -19,6 +19,7 @@ from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode, four_over_six_qu
 from fos_rl.quant.gemm import GemmInput, QuantizedTensor, gemm_operand
 from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor, ScaleMode, mxfp8_dequantize, mxfp8_quantize
 from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor, nvfp4_dequantize, nvfp4_quantize
+from fos_rl.quant.weight_state import WeightState
 
 Backward = Literal["quantized", "high_precision", "dequantized"]
 # What is needed of a quantized activation: what is kept or what the tensor core takes, and what
@@ -146,6 +147,12 @@ class NVFP4Recipe:
     def _bound(self) -> int:
         return self.e4m3_scale_bound if self.scheme == "four_over_six" else 448
 
+    @property
+    def weight_encoding(self) -> tuple[object, ...]:
+        """What of the recipe decides a weight's codes."""
+        four_over_six = self.scheme == "four_over_six"
+        return (self.scheme, self.weight_block, self._bound, self.err_mode if four_over_six else "")
+
     def check_prepared(self, t: QuantizedTensor) -> None:
         assert isinstance(t, NVFP4Tensor)
         if t.bound != self._bound:
@@ -219,6 +226,11 @@ class MXFP8Recipe:
     def rebuild(self, saved: Sequence[Tensor]) -> MXFP8Tensor:
         return MXFP8Tensor(*saved)
 
+    @property
+    def weight_encoding(self) -> tuple[object, ...]:
+        """What of the recipe decides a weight's codes."""
+        return ("mxfp8", self.scale_mode)
+
     def check_prepared(self, t: QuantizedTensor) -> None:
         """MXFP8 carries no parameter that could disagree."""
 
@@ -232,12 +244,20 @@ class QuantizedWeight:
 
     rowwise: [N, K] or [E, N, K], what the forward multiplies. columnwise: the form of the
     transpose, for backward "quantized"; None where no such backward runs. operand: the exact
-    operand of rowwise (gemm_operand), for speed; None decodes it in every forward.
+    operand of rowwise (gemm_operand), for speed; None decodes it in every forward. state and recipe
+    say what it was made of, so that it is not multiplied in another's place; None, as for codes
+    from elsewhere, leaves that to the caller.
     """
 
     rowwise: QuantizedTensor
     columnwise: QuantizedTensor | None = None
     operand: Tensor | None = None
+    state: WeightState | None = None
+    recipe: Recipe | None = None
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether it was made of weight as it is now, as far as is known."""
+        return self.state is None or self.state.is_of(weight)
 
 
 def prepare_weight(
@@ -248,16 +268,18 @@ def prepare_weight(
     operand: bool = True,
     global_amax: Float32[Tensor, "*experts 1"] | None = None,
 ) -> QuantizedWeight:
-    """Return the weight quantized as recipe says, to pass as quantized_weight.
+    """Return the weight quantized as recipe says, to pass as quantized_weight with this weight.
 
     The values of weight are quantized as they are: cast a master weight to the synced dtype first.
+    After a write to weight, prepare it again; with stale codes quantized_linear raises.
     global_amax is the full weight's, where weight is a shard.
     """
     rowwise = recipe.weight(weight.detach(), amax=global_amax)
     transposed = (
         recipe.weight(weight.detach(), amax=global_amax, columnwise=True) if columnwise else None
     )
-    return QuantizedWeight(rowwise, transposed, gemm_operand(rowwise) if operand else None)
+    decoded = gemm_operand(rowwise) if operand else None
+    return QuantizedWeight(rowwise, transposed, decoded, WeightState.of(weight), recipe)
 
 
 def resolve_backward(backward: Backward | None, row_scaled_activation: bool) -> Backward:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fos_rl.config import RolloutConfig
-from fos_rl.model.convert import named_codes
+from fos_rl.model.convert import PreparedWeights, named_codes
 from fos_rl.quant.recipes import Backward
 from fos_rl.spec import Family, FourOverSix, Mxfp8, Nvfp4
 from fos_rl.trainer.trainer import GrpoTrainer
@@ -68,6 +68,12 @@ def codes(decoder: Any) -> dict[str, Tensor]:
     return {name: tensor.view(torch.uint8).clone() for name, tensor in named_codes(decoder)}
 
 
+def quantized_ahead(decoder: Any) -> bool:
+    """Whether all weights are multiplied as the sync prepared them, none quantized per forward."""
+    modules = (module for module in decoder.modules() if isinstance(module, PreparedWeights))
+    return all(m.prepared(name) is m.prepared(name) for m in modules for name in m.weights())
+
+
 def three_steps(pair: Hosts) -> Iterator[Step]:
     pair.sync()
     for step in range(STEPS):
@@ -76,6 +82,8 @@ def three_steps(pair: Hosts) -> Iterator[Step]:
         advantages = np.random.default_rng(step).normal(size=len(rollouts))
         result = pair.trainer.step(batch_of(rollouts, advantages))
         pair.sync()
+        ahead = pair.generator._engine.apply_model(lambda model: quantized_ahead(model.decoder))
+        assert [quantized_ahead(pair.trainer.decoder), *ahead] == [True, True]
         [generator_codes] = pair.generator._engine.apply_model(lambda model: codes(model.decoder))
         yield Step(
             rollouts=rollouts,

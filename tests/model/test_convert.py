@@ -426,11 +426,13 @@ def test_preparing_again_writes_the_same_tensors(family: str, precision: Precisi
     other = Packed(packed.config, seed=1)
     before = {name: tensor.data_ptr() for name, tensor in named_codes(packed.decoder)}
     operands = operands_of(packed)
-    old_codes, old_output = codes_of(packed), packed.log_probs(SAMPLES)
+    old_output = packed.log_probs(SAMPLES)
     load_hf_weights(packed.decoder, other.weights.items())
-    # Without prepare_weights the layers still multiply the old codes.
-    assert_codes(codes_of(packed), old_codes)
+    # Without prepare_weights each use quantizes the new weight, somewhere else.
+    unprepared = codes_of(packed)
+    assert not {t.data_ptr() for _, t in named_codes(packed.decoder)} & set(before.values())
     prepare_weights(packed.decoder)
+    assert_codes(codes_of(packed), unprepared)
     assert {name: t.data_ptr() for name, t in named_codes(packed.decoder)} == before
     assert all(a is b for a, b in zip(operands, operands_of(packed), strict=True))
     fresh = converted(family, precision)
@@ -445,6 +447,12 @@ def operands_of(packed: Packed) -> list[Tensor | None]:
     modules = packed.decoder.modules()
     quantized = [m for m in modules if isinstance(m, QuantizedLinear | QuantizedExperts)]
     return [m.prepared(name).operand for m in quantized for name in m.weights()]
+
+
+def all_held(decoder: nn.Module) -> bool:
+    """Whether every quantized weight is multiplied as prepared, none anew."""
+    modules = (m for m in decoder.modules() if isinstance(m, QuantizedLinear | QuantizedExperts))
+    return all(m.prepared(name) is m.prepared(name) for m in modules for name in m.weights())
 
 
 def updates(packed: Packed) -> dict[str, Callable[[dict[str, Tensor]], None]]:
@@ -473,7 +481,7 @@ def updates(packed: Packed) -> dict[str, Callable[[dict[str, Tensor]], None]]:
 def test_an_update_is_quantized_at_once(
     family: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal to a fresh conversion; a host that forgot prepare_weights would not be."""
+    """Equal to a fresh conversion, and quantized ahead of the forward."""
     precision = FourOverSix()
     fresh = converted(family, precision)
     new = tiny_weights(fresh.spec, seed=1)
@@ -485,12 +493,14 @@ def test_an_update_is_quantized_at_once(
     assert_codes(codes_of(updated), codes_of(fresh))
     assert torch.equal(updated.log_probs(SAMPLES), want)
 
-    # The check sees the mistake: with prepare_weights left out the new output does not appear.
-    stale = converted(family, precision)
+    # A host that left prepare_weights out would be right, but quantize in every forward.
+    late = converted(family, precision)
     for module in (masters, transport):
         monkeypatch.setattr(module, "prepare_weights", lambda _: None)
-    updates(stale)[host](new)
-    assert not torch.equal(stale.log_probs(SAMPLES), want)
+    updates(late)[host](new)
+    assert torch.equal(late.log_probs(SAMPLES), want)
+    held = (all_held(packed.decoder) for packed in (updated, late))
+    assert list(held) == [True, False]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
