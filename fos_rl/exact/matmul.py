@@ -51,6 +51,8 @@ def fixed_tile_grouped_mm(
     return out
 
 
+# Autocast would multiply a padded tile in bf16, and a whole one, with its out=, in fp32.
+@torch.autocast("cpu", enabled=False)
 def _fill_tiles(
     out: Float32[Tensor, "m n"], a: Float32[Tensor, "m k"], b: Float32[Tensor, "n k"]
 ) -> None:

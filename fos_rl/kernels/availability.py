@@ -74,8 +74,11 @@ def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | Non
     compiling = torch.compiler.is_compiling()
     of_shape = shape_reason if compiling else _cached_shape_reason
     reason = of_shape(x.shape, x.dtype if dtype is None else dtype, dtype is not None)
-    if reason is not None or dtype is not None:
+    if reason is not None:
         return reason
+    if dtype is not None:
+        unaligned = not compiling and x.data_ptr() % 8
+        return "the codes are not aligned to 8 bytes" if unaligned else None
     # While compiling there is no address; the op copies what is not aligned.
     return layout_reason(x, None if compiling else x.data_ptr())
 

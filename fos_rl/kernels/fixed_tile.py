@@ -35,8 +35,9 @@ def grouped_mm(
 ) -> Float32[Tensor, "rows n"]:
     """Return a[i] @ b[e].T for each row i's group e, `ends` being the groups' cumulative row ends.
 
-    `ends` stays on the device. Rows past ends[-1] belong to no group and are 0. A row's bits are
-    those that `mm` gives it with its own expert's matrix.
+    `ends` stays on the device, so what it holds is not checked but bounded: an end below the one
+    before it counts as that one, an end past the rows as their number. Rows past ends[-1] belong to
+    no group and are 0. A row's bits are those that `mm` gives it with its own expert's matrix.
     """
     a, b = a.contiguous(), b.contiguous()
     (rows, k), (experts, n, _) = a.shape, b.shape
@@ -50,6 +51,7 @@ def grouped_mm(
         b,
         ends,
         out,
+        rows,
         n,
         k,
         experts,
@@ -129,12 +131,13 @@ def _mm_kernel(
     tl.store(place, sums, mask=(rows < m)[:, None] & (cols < n)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _grouped_mm_kernel(
     a,
     b,
     ends,
     out,
+    m,
     n,
     k,
     experts,
@@ -149,7 +152,7 @@ def _grouped_mm_kernel(
     tiles_before, tiles_through = 0, 0
     while (group < experts) & (tiles_through <= tile):
         first = last
-        last = tl.load(ends + group)
+        last = tl.minimum(tl.maximum(tl.load(ends + group), first), m)
         tiles_before = tiles_through
         tiles_through += tl.cdiv(last - first, BLOCK_ROWS)
         group += 1

@@ -144,6 +144,12 @@ def quantized_gemm(
     if not isinstance(a, MXFP8Tensor):
         assert isinstance(b, NVFP4Tensor)
         bounds = (a.bound, b.bound)
+        amaxes = (a.global_amax.numel(), b.global_amax.numel())
+        if amaxes != (out.shape[0] if row_scaled else 1, 1):
+            raise ValueError(
+                f"a and b have {amaxes[0]} and {amaxes[1]} amaxes with row_scaled={row_scaled}; "
+                f"a must have {'one per row' if row_scaled else 'one'} and b one."
+            )
         if takes_fused_epilogue(out, out_dtype):
             return ops.scale_sums(
                 out, a.global_amax, b.global_amax, bounds, row_scaled, bias, out_dtype

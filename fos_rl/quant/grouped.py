@@ -35,6 +35,7 @@ from fos_rl.quant.matmul import (
     amax_of,
     as_quantized_weight,
     check_contraction,
+    check_devices,
     pad_rows,
     quantized_grads,
     rebuild_quantized,
@@ -74,11 +75,13 @@ def quantized_grouped_mm(
     """
     backward = resolve_backward(backward, recipe.row_scaled_activation)
     check_gemm(gemm, x.device)
-    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2]:
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2] or not len(weight):
         raise ValueError(
             f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be [M, K] "
-            "and [E, N, K] with one K."
+            "and [E, N, K] with one K and at least one expert."
         )
+    # Meta tensors ask for shape rules, but the groups' sizes must be known: offs is on the CPU.
+    check_devices(x, weight=weight, offs=None if x.device.type == "meta" else offs)
     check_offs(offs, x.shape[0], weight.shape[0])
     check_contraction(recipe, backward, weight)
     prepared = as_quantized_weight(quantized_weight, weight, recipe)
@@ -140,7 +143,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, offs: Tensor, call: MatmulCall) -> Tensor:
         recipe, prepared, w = call.recipe, call.prepared, call.prepared.rowwise
-        group = group_of_rows(offs, x.shape[0])
+        group = group_of_rows(offs, x.shape[0]).to(x.device)
         for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         forms = call.activation_forms(for_wgrad)
         multiplied, quantized_x, amax = _quantize_rows(x, offs, group, recipe, forms)
@@ -294,6 +297,6 @@ def _rebuild_groups(
 
 def _dequantize_rows(saved: list[Tensor], offs: Tensor, ctx: Any) -> Tensor:
     if len(saved) == 3 and not ctx.recipe.row_scaled_activation:
-        group = group_of_rows(offs, ctx.x_shape[0])
+        group = group_of_rows(offs, ctx.x_shape[0]).to(saved[0].device)
         saved = [*saved[:2], per_row(saved[2], group)]
     return ctx.recipe.dequantize(ctx.recipe.rebuild(saved), ctx.dtypes[0])

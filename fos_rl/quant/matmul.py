@@ -86,11 +86,25 @@ def quantized_linear(
             f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be "
             "[..., K] and [N, K] with one K."
         )
+    check_devices(x, weight=weight, bias=bias)
+    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_floating_point()):
+        raise ValueError(
+            f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be floating point of "
+            f"shape ({weight.shape[0]},), one number per row of weight."
+        )
     check_contraction(recipe, backward, weight)
     prepared = as_quantized_weight(quantized_weight, weight, recipe)
     call = MatmulCall(recipe, backward, gemm, prepared, torch.is_grad_enabled())
-    out = _QuantizedMatmul.apply(x.reshape(-1, x.shape[-1]), weight, bias, call)
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    out = _QuantizedMatmul.apply(rows, weight, bias, call)
     return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def check_devices(x: Tensor, **others: Tensor | None) -> None:
+    """Raise unless the other tensors are where x is; the kernels take addresses."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x on {x.device}; move it there.")
 
 
 def check_contraction(recipe: Recipe, backward: Backward, weight: Tensor) -> None:

@@ -160,6 +160,11 @@ class NVFP4Recipe:
                 f"quantized_weight has e4m3_scale_bound {t.bound}, the recipe {self._bound}. "
                 "Prepare the weight with the recipe it is used with."
             )
+        if t.global_amax.shape != (*t.shape[:-2], 1):
+            raise ValueError(
+                f"quantized_weight has global_amax of shape {tuple(t.global_amax.shape)}; a weight "
+                f"has one per matrix, {(*t.shape[:-2], 1)}. Quantize it with row_scaled=False."
+            )
 
 
 @dataclass(frozen=True, slots=True)

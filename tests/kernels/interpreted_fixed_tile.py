@@ -38,6 +38,13 @@ def check_grouped_mm() -> None:
         assert torch.equal(out[part], fixed_tile.mm(a[part], b[expert]))
         start += size
     assert (out[start:] == 0).all()
+    # Ends that do not ascend or lie past the rows, which the host does not see, stay in bounds.
+    for wrong, right in (([5, 900, 70], [5, 70, 70]), ([-7, 66, 3], [0, 66, 66])):
+        outs = [
+            fixed_tile.grouped_mm(a[:70], b[:3], torch.tensor(ends, dtype=torch.int32))
+            for ends in (wrong, right)
+        ]
+        assert torch.equal(*outs)
 
 
 def check_mean_square() -> None:

@@ -79,6 +79,17 @@ def test_torch_takes_every_shape_of_a_linear(recipe: Recipe, mode: str) -> None:
         assert (x.grad.shape, weight.grad.shape) == ((m, k), (n, k))
 
 
+@pytest.mark.parametrize(("recipe", "mode"), cases())
+def test_torch_takes_every_shape_of_experts(recipe: Recipe, mode: str) -> None:
+    offs = torch.tensor([0, 5, 5, 64, 70], dtype=torch.int32)
+    for n, k in weight_shapes(recipe, mode)[::3]:
+        x = torch.empty(70, k, device="meta", requires_grad=True)
+        weight = torch.empty(5, n, k, device="meta", requires_grad=True)
+        out = quantized_grouped_mm(x, weight, offs, recipe=recipe, gemm="native", backward=mode)
+        out.sum().backward()
+        assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
+
+
 def test_torch_refuses_what_is_not_padded() -> None:
     """Else the test above could not fail: rows of 8 bytes, N of 8, scales of a row too many."""
 
