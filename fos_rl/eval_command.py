@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fos_rl.compare.statistics import bootstrap_interval, show_interval
 from fos_rl.config import EvalConfig, RunConfig
 from fos_rl.data.eval_sets import load_eval_sets
 from fos_rl.evaluate import Evaluator, SetResult
@@ -100,17 +103,55 @@ def _engine(spec: ModelSpec, folder: Path, config: RunConfig, device: str) -> It
 
 
 def _table(title: str, found: dict[str, list[SetResult]]) -> Table:
-    table = Table(title=title)
-    for heading in ("set", "problems", "precision", "metric"):
-        table.add_column(heading)
-    table.add_column("value", justify="right")
+    """A line per figure, with what its problems resolve; of two precisions also the difference."""
+    table = Table(
+        title=title,
+        caption="intervals are over the problems",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for heading in ("set", "precision"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("metric", no_wrap=True)
+    for heading in ("value", "95 % interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for precision, results in found.items():
         for result in results:
-            size = f"{len(result.problem_ids):,}"
+            scores = problem_scores(result)
             for key, value in result.metrics().items():
                 metric = key.removeprefix(f"eval/{result.name}/")
-                table.add_row(result.name, size, precision, metric, f"{value:.4f}")
+                interval = _interval_cell(scores[metric]) if metric in scores else ""
+                table.add_row(_sized(result), precision, metric, f"{value:.4f}", interval)
+    if len(found) == 2:
+        (ours, theirs), names = found.values(), " - ".join(found)
+        for left, right in zip(ours, theirs, strict=True):
+            for metric, values in problem_scores(left).items():
+                differences = values - problem_scores(right)[metric]
+                value, interval = f"{differences.mean():+.4f}", _interval_cell(differences)
+                table.add_row(_sized(left), names, metric, value, interval)
     return table
+
+
+def _sized(result: SetResult) -> str:
+    return f"{result.name} ({len(result.problem_ids):,})"
+
+
+def problem_scores(result: SetResult) -> dict[str, np.ndarray]:
+    """The figures that are means over problems, one value per problem."""
+    scores: dict[str, np.ndarray] = {}
+    if result.sampled is not None:
+        scores[f"avg@{result.sampled.shape[1]}"] = result.sampled.mean(axis=1)
+    if result.greedy is not None:
+        scores["greedy"] = result.greedy.astype(np.float64)
+    return scores
+
+
+def _interval_cell(values: np.ndarray) -> str:
+    interval = bootstrap_interval(values.tolist(), "problems")
+    if interval is None:
+        return "one problem"
+    reason = f"\n{interval.reason}" if interval.reason else ""
+    return show_interval(interval, "{:.3f}") + reason
 
 
 def _as_json(

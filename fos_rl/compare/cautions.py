@@ -9,7 +9,9 @@ from fos_rl.compare.statistics import paired_runs
 
 # A run's seed, its length, its logs and where it runs are not its method.
 _NOT_THE_METHOD = ("seed", "steps", "logging.", "cluster.", "eval.", "trainer.save_every")
-_CLIP_RULES = ("algorithm.type", "algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip")
+_CLIP_RULES = tuple(
+    f"algorithm.{name}" for name in ("type", "clip_low", "clip_high", "dual_clip", "ratio")
+)
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -85,8 +87,8 @@ def _clip_rules(comparison: Comparison) -> Iterator[str]:
     }
     if len(rules) > 1:
         yield (
-            "Clipping: the arms clip by different rules (algorithm.type or its bounds), so their "
-            "shares of clipped tokens do not compare; of cispo it is 0 by definition."
+            "Clipping: the arms clip by different rules (algorithm.type, bounds or ratio), so "
+            "their shares of clipped tokens do not compare; of cispo it is 0 by definition."
         )
 
 

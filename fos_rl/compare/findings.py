@@ -10,6 +10,7 @@ from fos_rl.compare.quantities import (
     DIFFERENCES,
     FIRST_DIFFERENCE,
     FIRST_FLOOR,
+    FIRST_FLOOR_P50,
     FIRST_P50,
     REWARD,
     Quantity,
@@ -180,8 +181,15 @@ def _against_floor(arm: Arm) -> str:
         return f"{text} (the noise floor is {BELOW_FP32})"
     if difference <= floor:
         return f"{text} (within the noise floor of {floor:.2g})"
-    times = difference / floor
-    return f"{text} ({times:{'.1f' if times < 1000 else '.0e'}} times the noise floor)"
+    said = f"{_times(difference / floor)} times the noise floor"
+    floor_median = FIRST_FLOOR_P50.of_arm(arm)
+    if median and floor_median:
+        said += f", medians {_times(median / floor_median)} times"
+    return f"{text} ({said})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < 1000 else f"{ratio:.0e}"
 
 
 def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[str]:
@@ -206,12 +214,15 @@ def _backward_findings(comparison: Comparison, checks: Sequence[Check]) -> list[
 
 
 def _caution(comparison: Comparison) -> list[str]:
-    if len(comparison.arms) > 1 and all(len(arm.runs) == 1 for arm in comparison.arms):
-        return [
-            "One seed an arm: intervals are over prompt groups and say nothing about another seed, "
-            "so they cannot order the arms; add seeds."
-        ]
-    return []
+    baseline = comparison.baseline
+    lone = [arm for arm in comparison.arms[1:] if len(paired_runs(arm, baseline)) == 1]
+    if not lone:
+        return []
+    who = "" if len(lone) == len(comparison.arms) - 1 else f" ({_join([a.name for a in lone])})"
+    return [
+        f"One seed: {baseline.name} and an arm have one in common{who}, so intervals are over "
+        "prompt groups and say nothing about another seed; they cannot order the arms. Add seeds."
+    ]
 
 
 def _join(names: Sequence[str]) -> str:

@@ -157,6 +157,7 @@ FIRST_P50 = _FIRST["|d| p50"]
 FIRST_P99 = _FIRST["|d| p99"]
 FIRST_MAX = _FIRST["|d| max"]
 FIRST_FLOOR = _FIRST["noise floor of |d| mean"]
+FIRST_FLOOR_P50 = _FIRST["noise floor of |d| p50"]
 OVER_FLOOR = _FIRST["|d| mean over the floor"]
 LATER_K3 = _LATER["k3"]
 CLIPPED = _row("Clipping", "clipped tokens", "loss/clip_frac", form="{:.4f}")

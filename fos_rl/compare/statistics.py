@@ -15,7 +15,7 @@ RESAMPLES = 4000
 _Z_975, _Z_80 = 1.959964, 0.841621
 _RNG_SEED = 20240229
 
-Unit = Literal["seeds", "prompt groups"]
+Unit = Literal["seeds", "prompt groups", "problems"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

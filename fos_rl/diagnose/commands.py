@@ -80,7 +80,9 @@ def rescore(
     Returns:
         1 when a difference is not explained, or only in part; else 0.
     """
-    console = _console()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = _console()
     run = source if source.is_dir() else None
     explained = True
     with open_scene(config, run) as scene:

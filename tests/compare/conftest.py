@@ -19,7 +19,7 @@ QUANTIZED = {
 WriteRun = Callable[..., Path]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_run() -> WriteRun:
     """write_run(folder, metrics, rewards=..., overrides=..., log_prob=...) -> the run folder.
 

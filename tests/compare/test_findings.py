@@ -42,6 +42,25 @@ def test_what_would_resolve_a_reward(tmp_path, write_run) -> None:
     assert "cannot be told from these" in said
 
 
+def test_one_common_seed_orders_no_arms(tmp_path, write_run) -> None:
+    """An interval over prompt groups can exclude 0, and says nothing about another seed."""
+    for seed in range(2):
+        write_run(tmp_path / f"base/seed_{seed}", [{"reward/mean": 0.1}], [[0.1, 0.1, 0.11]])
+        write_run(tmp_path / f"two/seed_{seed}", [{"reward/mean": 0.1}], [[0.1, 0.1, 0.11]])
+    write_run(tmp_path / "lone/seed_0", [{"reward/mean": 0.9}], [[0.9, 0.8, 0.9]])
+    words = summary(load([tmp_path], "base"), [])
+    assert words[0].startswith("Reward: resolved for lone, higher than base's by")
+    assert "base and an arm have one in common (lone), so intervals are over prompt" in words[-1]
+
+
+def test_medians_stand_against_the_floors_median(tmp_path, write_run) -> None:
+    """One flipped code: the mean is a thousand times the floor, the median is at it."""
+    floor_p50 = "mismatch/floor_log_prob_abs_diff/p50"
+    metrics = {MEAN: 0.01, P50: 2e-7, FLOOR: 1e-6, floor_p50: 2e-7}
+    words = summary(_study(write_run, tmp_path, {"base": [0.5]}, **metrics), [])
+    assert "0.01, median 2e-07 (1e+04 times the noise floor, medians 1.0 times)" in words[1]
+
+
 def test_limits_are_no_backward_checks(tmp_path, write_run, capsys) -> None:
     """A limit that is exceeded says nothing about the first steps of backward modes."""
     for mode, overrides in QUANTIZED.items():

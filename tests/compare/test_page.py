@@ -84,9 +84,10 @@ _NARROW_PROBE = """
 """
 
 
-@pytest.fixture
-def page(tmp_path, write_run) -> str:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, write_run) -> str:
     """The page of three arms with every metric that a plot needs."""
+    folder = tmp_path_factory.mktemp("page")
     names = ("reward/mean", "trainer/grad_norm", "policy/entropy", "rollout/response_length/mean")
     for arm, overrides in {"bf16": [], **QUANTIZED}.items():
         for seed in range(2):
@@ -106,14 +107,14 @@ def page(tmp_path, write_run) -> str:
                 for step in range(3)
             ]
             run = write_run(
-                tmp_path / "study" / arm / f"seed_{seed}",
+                folder / "study" / arm / f"seed_{seed}",
                 steps,
                 rewards=[[0.0, 1.0]] * 3,
                 overrides=overrides,
             )
             (run / "per_layer.json").write_text(json.dumps({"layers.0": 0.1, "layers.1": 0.2}))
-    assert compare([tmp_path / "study"], baseline="bf16") == []
-    return (tmp_path / "study/comparison/report.html").read_text()
+    assert compare([folder / "study"], baseline="bf16") == []
+    return (folder / "study/comparison/report.html").read_text()
 
 
 def test_the_page_names_no_other_place(page: str) -> None:
