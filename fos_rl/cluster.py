@@ -3,6 +3,9 @@
 import logging
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -404,9 +407,50 @@ def _init_ray(config: RunConfig) -> None:
             object_store_memory=512 << 20,
         )
     else:
+        find_cluster(config.cluster.address)
         ray.init(address=config.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_terminate)
+
+
+def find_cluster(address: str, limit_s: float = 30.0) -> None:
+    """Make sure that a Ray cluster answers at an address, within twice the limit.
+
+    `ray.init` waits for minutes, in a call that nothing can interrupt, and then ends the process.
+
+    Raises:
+        ValueError: naming cluster.address, what is wrong with it and the remedy.
+    """
+    field = f"cluster.address = {address!r}"
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(
+                f"{field}: give HOST:PORT of a running cluster's head, as in 10.0.0.1:6379, 'auto' "
+                "for the one on this machine, or 'local' to start one"
+            )
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=limit_s).close()
+        except OSError as error:
+            raise ValueError(
+                f"{field}: no connection within {limit_s:.0f} s ({error.strerror or error}); start "
+                "the cluster with ray start --head, or check its address and the network"
+            ) from None
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        reason = "it does not speak to Ray"
+    else:
+        if asked.returncode == 0:
+            return
+        reason = (
+            asked.stderr.strip().splitlines()[-1][:300] if asked.stderr.strip() else "no reason"
+        )
+    raise ValueError(
+        f"{field}: no Ray cluster answers there within {limit_s:.0f} s ({reason}); start one with "
+        "ray start --head, or see what ray status says"
+    )
 
 
 def cluster_gpus(config: RunConfig) -> int:

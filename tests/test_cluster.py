@@ -1,13 +1,14 @@
 """What the cluster says when an actor does not answer, fails or dies. Real Ray, no models."""
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 import ray
 
-from fos_rl.cluster import Cluster, _init_ray
+from fos_rl.cluster import Cluster, _init_ray, find_cluster
 from fos_rl.config import parse_config
 
 CONFIG = parse_config(
@@ -74,3 +75,20 @@ def test_a_stream_that_stops_is_named(actor, cluster) -> None:
     assert ray.get(next(buckets)) == 1
     with pytest.raises(RuntimeError, match="trainer did not answer export_weights within 2 s"):
         next(buckets)
+
+
+@pytest.mark.parametrize("address", ["foo", "", "1.2.3.4", "h:", ":6379", "ray://h:1", "h:70000"])
+def test_an_address_of_another_form_is_shown_how(address: str) -> None:
+    with pytest.raises(ValueError, match=r"cluster\.address = .*give HOST:PORT") as error:
+        find_cluster(address)
+    assert repr(address) in str(error.value)
+
+
+def test_a_cluster_that_does_not_answer_is_named() -> None:
+    """A port where nobody listens, and one where somebody does who is no Ray cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"'127\.0\.0\.1:{port}': no Ray cluster answers"):
+            find_cluster(f"127.0.0.1:{port}", limit_s=1.0)
+    with pytest.raises(ValueError, match=rf"'127\.0\.0\.1:{port}': no connection .*refused"):
+        find_cluster(f"127.0.0.1:{port}")
