@@ -118,7 +118,7 @@ class RewardConfig(Frozen):
     """Verifier processes; 0 verifies in the driver's own process, without the time limit."""
     timeout_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     """Processor time for one answer; over it the answer scores 0 and is counted."""
-    batch_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 60.0
+    batch_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 30.0
     """Seconds that a step's slow answers may take together, per worker. Every answer is tried;
     those over their share of it again while some is left, then they count as timeouts."""
 

@@ -67,11 +67,11 @@ def find_answer(response: str, *, complete: bool = True) -> str | None:
     """
     text = _CONTROL.sub("", response[-MAX_RESPONSE_CHARS:])
     text = _SPECIAL_TOKEN.sub("\n", text.rpartition("</think>")[2])
-    text = _TAG.sub(lambda tag: f"\n{_CLOSE if tag['end'] else _OPEN}", text)
+    text = _TAG.sub(lambda tag: f"\n{_CLOSE}" if tag["end"] else _OPEN, text)
     span = _last_answer(text)
     if span is None or not (complete or span.closed):
         return None
-    answer = text[span.start : span.end].strip()
+    answer = text[span.start : span.end].replace(_OPEN, " ").strip()
     return answer if 0 < len(answer) <= MAX_ANSWER_CHARS else None
 
 
@@ -107,7 +107,11 @@ def _tagged(text: str) -> _Span | None:
     if start == 0:
         return None
     end = text.find(_CLOSE, start)
-    return _Span(start, _line_end(text, start), False) if end < 0 else _Span(start, end, True)
+    if end >= 0:
+        return _Span(start, end, True)
+    # Without its end, it is one at the start of a line alone.
+    before = text[text.rfind("\n", 0, start) + 1 : start - 1]
+    return None if before.strip() else _Span(start, _line_end(text, start), False)
 
 
 def _after_hashes(text: str) -> _Span | None:
@@ -157,6 +161,8 @@ def _boxed(text: str, box: re.Match[str]) -> _Span:
     if end < 0:
         return _Span(start, start, False)
     after = end + 1 if text[start - 1] == "{" else end
+    if not text[start:end].strip():
+        return _Span(start, start, True)
     if _JOINED.match(text, after):
         return _Span(box.start(), _line_end(text, after), True)
     line = text.rfind("\n", 0, box.start()) + 1

@@ -28,7 +28,8 @@ _NO_WORDS = re.compile(
 )
 # Two values next to each other are a product to a LaTeX parser and two answers to a reader.
 _SIDE_BY_SIDE = re.compile(r"[\d}]\s+[\d.]|\d\s+\\frac|[\d}]\s+\(\s*[-+]?[\d.,/]+\s*\)")
-_INDEX = re.compile(r"_(?:\{[^{}]*\}|\w)")
+# In \log_2 8 and \sin^2 30 the first number belongs to the function.
+_INDEX = re.compile(r"(?:_|\\[a-z]+\^)(?:\{[^{}]*\}|\w)")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}\s+[A-Za-z]{2,}")
 _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus|emptyset|leq|geq|neq|mathbb)(?![a-z])|[<>]")
 _VALUE_AND_UNIT = re.compile(
@@ -122,6 +123,9 @@ def _parts_compared(answer: str, gold: str, by: By, depth: int) -> bool | None:
             answer_parts = Parts("{}", split_elements(_strip_braces(answer)))
         if gold_parts and answer_parts:
             return _parts_equal(answer_parts, gold_parts, by, depth)
+    if _ratio(gold) or _ratio(answer):
+        # 12:30 is no quotient.
+        return False
     gold_parts, answer_parts = bracketed(gold), bracketed(answer)
     if gold_parts and answer_parts:
         return _parts_equal(answer_parts, gold_parts, by, depth)
@@ -145,9 +149,12 @@ def _matrices_equal(answer: str, gold: str, by: By, depth: int) -> bool:
     answers, golds = as_matrices(answer), as_matrices(gold)
     if not answers or not golds:
         # A multiple of a matrix, a determinant's value.
-        return (r"\begin" in answer and r"\begin" in gold and _formulas_equal(answer, gold)) or (
-            any(m.kind == "determinant" for m in (*answers, *golds))
-            and _formulas_equal(answer, gold)
+        if r"\begin" in answer and r"\begin" in gold:
+            return _formulas_equal(answer, gold)
+        return any(
+            matrix.kind == "determinant" and _formulas_equal(matrix.as_determinant(), other)
+            for matrices, other in ((answers, gold), (golds, answer))
+            for matrix in matrices
         )
     return any(
         a.kind == g.kind
@@ -199,6 +206,8 @@ def _plus_minus(text: str) -> Parts | None:
 
 
 def _ratio(text: str) -> Parts | None:
+    if re.search(r"=|\\\{|\\(?:in|to|mapsto)(?![a-z])", text):
+        return None
     parts = text.split(":")
     return Parts("::", parts) if len(parts) > 1 and all(p.strip() for p in parts) else None
 
@@ -234,6 +243,15 @@ def _words_equal(answer: str, gold: str) -> bool:
         return not re.search(r"[\d\\=+*/^]", answer)
     if gold not in _POLAR_WORDS:
         return bool(re.match(rf"{re.escape(gold)}\s*[.,;:]", answer)) and len(words) < 30
+    others = _POLAR_WORDS & set(words) - {gold}
+    if gold == "no" and re.match(r"no\s*[.,;:]", answer):
+        # What follows says why not.
+        return not others and not re.search(r"\b(?:or|maybe|perhaps)\b", answer)
+    if words[:1] == [gold] and not re.match(
+        rf"{gold}\s*(?:[.,;:!(-]|$|(?:it|this|that|the)\b)", answer
+    ):
+        # No solution is another answer than no.
+        return False
     if _NEGATIONS & set(words) or re.search(r"\b(?:or|maybe|perhaps)\b", answer):
         return False
     return _POLAR_WORDS & set(words) == {gold} and len(words) < 30

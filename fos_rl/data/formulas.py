@@ -27,6 +27,8 @@ _REPLACEMENTS = [
         (r"\^\s*e(?![A-Za-z])", "^{e}"),
         (r"\\mathbb\s*\{?\s*([A-Z])\s*\}?(?=\s*[_^/])", r"\\text{bb\1}"),
         (r"(?<=/)\s*\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\text{bb\1}"),
+        # Alone it is a name, and not Euler's constant as the parser has it.
+        (r"\\Gamma(?!\s*[({\\]|[A-Za-z])", r"\\text{capitalgamma}"),
         (r"\\aleph", r"\\text{aleph}"),
         (r"\\top(?![a-z])", "T"),
         (r"\\(max|min|gcd|lcm)\s*\\\{(.*?)\\\}", r"\\\1(\2)"),
@@ -39,9 +41,12 @@ _REPLACEMENTS = [
 ]
 _BASE = re.compile(r"(?<![\w.}])\(?([0-9A-Za-z]+)\)?_(?:\{\s*(\d+)\s*\}|(\d))(?![\w.])")
 # 2 1/2 has been read before; two numbers side by side are no product, 3 5/2 no mixed number.
+_MAX_DEPTH = 25
+_TOWER = re.compile(r"(?:\^[^\s^]{1,8}){12}")
 _SIDE_BY_SIDE = re.compile(r"\d\s+[\d.]")
 _MIXED = re.compile(r"(?<![\w^}.])\d+\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
-INDEX = re.compile(r"_(?:\{[^{}]*\}|\w)")
+# In \log_2 8 and \sin^2 30 the first number belongs to the function.
+INDEX = re.compile(r"(?:_|\\[a-z]+\^)(?:\{[^{}]*\}|\w)")
 _OR = re.compile(r"\s+or\s+|\\(?:lor|vee)(?![a-z])|\s*或\s*")
 _AND = re.compile(r"\s+and\s+|\\(?:land|wedge)(?![a-z])|\s*且\s*")
 _BUILDER = re.compile(
@@ -102,7 +107,7 @@ def descriptions_equal(answer: str, gold: str) -> bool:
 
 def _unknowns(text: str) -> set[str]:
     """The letters of an inequality; an interval has none."""
-    return set(re.findall(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])", text))
+    return set(re.findall(r"(?<![\\{A-Za-z])[A-Za-z](?![A-Za-z])", text))
 
 
 def _read_set(text: str) -> Any:
@@ -130,6 +135,9 @@ def parse_formula(text: str) -> Any:
         latex2sympy,
     )
 
+    # Its time grows exponentially with the depth of brackets and exponents.
+    if _depth(text) > _MAX_DEPTH or _TOWER.search(text):
+        return None
     # It reads 5!! as (5!)!.
     if "!!" in text or _SIDE_BY_SIDE.search(INDEX.sub("", text)):
         return None
@@ -149,6 +157,14 @@ def parse_formula(text: str) -> Any:
     # The parser raises plain Exception for every text that is not in its grammar.
     except Exception:
         return None
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _in_base_ten(match: re.Match[str]) -> str:

@@ -89,6 +89,7 @@ _LEAD = re.compile(
 _LONG_NAMES = {"m": "meter", "s": "second", "g": "gram", "h": "hour", "L": "liter"}
 _UNIT_LETTER = re.compile(r"(?<![A-Za-z])[msghL](?![A-Za-z])")
 _AFTER_VALUE = re.compile(r"(?:[\d})/°]|\\pi)(?:\s|\\[,;:! ])*$")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _REPEATING = re.compile(
     r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<start>\d{0,20})(?:"
     r"\\(?:overline|bar|dot)\s*(?:\{\s*(?P<a>\d{1,20})\s*\}|(?P<b>\d))|\((?P<c>\d{1,20})\)"
@@ -101,7 +102,7 @@ _REMARK = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _REASON_START = re.compile(rf"\s*(?:{_REASON})(?![a-z])", re.IGNORECASE)
-_DOUBT = re.compile(r"\b(?:or|not|maybe|perhaps|if|unless|wrong|instead)\b|[或不]", re.IGNORECASE)
+_DOUBT = re.compile(r"\b(?:or|maybe|perhaps|if|unless|wrong|instead)\b|或", re.IGNORECASE)
 _TRAIL = re.compile(r"[.\s]*\bi hope (?:it|this) is correct\.?$", re.IGNORECASE)
 
 
@@ -127,7 +128,7 @@ def normalize_answer(text: str) -> str:
         if text.startswith("_") or text.endswith("_"):
             text = text.strip("_")
         text = _without_remark(text)
-    return text
+    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
 
 def _unwrap(text: str) -> str:

@@ -48,7 +48,7 @@ _DENIED = frozenset(
     "thousand million billion trillion dozen squared cubed root pi unless if except instead wait "
     "sure unknown undefined infinity infinite step question problem option choice through until "
     "mod modulo doesn't don't didn't won't hundreds thousands millions billions dozens up sqrt e i "
-    "sin cos tan log ln".split()
+    "sin cos tan log ln since because".split()
 )
 _DENIED_CJK = set("或和到至万億亿百千十不非除约减加乘")
 _NO_NOUNS = frozenset("in of at on per when for is are each total altogether left by with".split())

@@ -29,6 +29,10 @@ class Matrix:
     kind: Literal["matrix", "determinant", "cases"]
     rows: list[list[str]]
 
+    def as_determinant(self) -> str:
+        body = r" \\ ".join(" & ".join(row) for row in self.rows)
+        return rf"\begin{{vmatrix}} {body} \end{{vmatrix}}"
+
     def transposed(self) -> "Matrix":
         return Matrix(self.kind, [list(column) for column in zip(*self.rows, strict=True)])
 
@@ -75,7 +79,9 @@ def parse_matrix(text: str) -> Matrix | None:
         return None
     rows = [
         [entry.strip() for entry in re.split(r"(?<!\\)&", row)]
-        for row in re.split(r"\\\\(?:\s*\[[^\]]*\])?", match["body"].replace(r"\hline", ""))
+        for row in re.split(
+            r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-z])", match["body"].replace(r"\hline", "")
+        )
         if row.strip()
     ]
     if not rows or len({len(row) for row in rows}) > 1:

@@ -1,6 +1,6 @@
 """Exact comparison of sympy trees: numbers unrounded, functions at points, sets by pieces."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import log2
 from typing import Any
@@ -79,6 +79,11 @@ def _equal(a: Any, b: Any) -> bool:
         if _variables(a) != _variables(b):
             # x > 3 and y > 3 have the same solutions.
             return False
+    if isinstance(a, sympy.And) and isinstance(b, sympy.And):
+        if _matched(a.args, b.args):
+            return True
+        if _variables(a) != _variables(b):
+            return False
     if isinstance(a, Tuple) or isinstance(b, Tuple):
         return _all_equal(a.args, b.args) if type(a) is type(b) else False
     if not isinstance(a, Expr) or not isinstance(b, Expr):
@@ -100,6 +105,19 @@ def _matrices_equal(a: Any, b: Any) -> bool:
 
 def _all_equal(a: Any, b: Any) -> bool:
     return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _matched(
+    a: Sequence[Any], b: Sequence[Any], equal: Callable[[Any, Any], bool] | None = None
+) -> bool:
+    """Whether the elements of two sequences are equal in some order."""
+    left = list(b)
+    for element in a:
+        place = next((i for i, x in enumerate(left) if (equal or _equal)(element, x)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
 
 
 def _expressions_equal(a: Expr, b: Expr) -> bool:
@@ -304,13 +322,7 @@ def sets_equal(a: Set, b: Set) -> bool:
     """Whether two sets of numbers have the same pieces: intervals with equal ends, equal points."""
     if a == b:
         return True
-    left = list(_pieces(b))
-    for piece in _pieces(a):
-        match = next((other for other in left if _pieces_equal(piece, other)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return not left
+    return _matched(list(_pieces(a)), list(_pieces(b)), _pieces_equal)
 
 
 def _pieces(whole: Set) -> Iterator[Basic]:
