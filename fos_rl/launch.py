@@ -32,7 +32,6 @@ from fos_rl.parallel import check_parallel, is_parallel, refuse_parallel
 from fos_rl.preflight import (
     Space,
     check_cache,
-    check_chats,
     check_head_size,
     check_lengths,
     check_output,
@@ -103,7 +102,6 @@ def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) 
         tokenizer = load_tokenizer(folder)
         tokens = check_tokenizer(tokenizer, folder, spec.architecture.vocab_size)
         problems = load_problems(config.data, config.seed)
-        check_chats(problems.rows, bool(tokenizer.chat_template))
         prompts = PromptSet(problems, tokenizer, config)
         first_prompt = describe_first_prompt(prompts.prompts, prompts.batch(0)[0])
         eval_sets = load_eval_sets(config, tokenizer)

@@ -7,12 +7,11 @@ at fault, the value, the rule and the remedy.
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fos_rl.config import RunConfig
-from fos_rl.data.problems import Problem
 from fos_rl.generator.head_sizes import cpu_head_sizes
 from fos_rl.spec import Architecture, ModelSpec
 from fos_rl.types import Prompt
@@ -96,20 +95,6 @@ def check_head_size(spec: ModelSpec, trainer: str | None, generator: str | None)
             f"for {', '.join(map(str, known))}; use another model, or run the generator on a GPU"
         )
     return []
-
-
-def check_chats(problems: Iterable[Problem], has_template: bool) -> None:
-    """ValueError for a conversation under a tokenizer that cannot write whose turn it is."""
-    if has_template:
-        return
-    for problem in problems:
-        roles = [role for role, _ in problem.messages]
-        if "assistant" in roles or roles.count("user") > 1:
-            raise ValueError(
-                f"model.path: its tokenizer has no chat template, and the data holds a chat of "
-                f"{len(roles)} turns ({', '.join(roles)[:80]}), whose roles would be lost; add "
-                "chat_template.jinja to the model's folder, or use data with one question a row"
-            )
 
 
 def describe_first_prompt(prompts: Sequence[Prompt], first: Prompt) -> str:

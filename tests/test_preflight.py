@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from fos_rl import preflight
 from fos_rl.cli import main
 from fos_rl.config import parse_config
-from fos_rl.data.problems import Problem
 from fos_rl.generator.head_sizes import cpu_head_sizes
 from fos_rl.launch import planned
 from fos_rl.loggers import check_loggers, start_loggers
@@ -230,15 +229,6 @@ def test_a_response_that_no_token_ends(folder: Path) -> None:
     for wrong in (288, -1, "259", [259, 288], True):
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
         assert f"eos_token_id = {wrong!r}" in refusal(folder)
-
-
-def test_a_conversation_without_a_template() -> None:
-    one = Problem(id="1", messages=(("system", "s"), ("user", "u")), answer="")
-    several = Problem(id="2", messages=(*one.messages, ("assistant", "a")), answer="")
-    preflight.check_chats([one, several], has_template=True)
-    preflight.check_chats([one], has_template=False)
-    with pytest.raises(ValueError, match=r"no chat template.*3 turns .system, user, assistant"):
-        preflight.check_chats([one, several], has_template=False)
 
 
 def test_the_first_prompt_is_shown() -> None:

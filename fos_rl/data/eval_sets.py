@@ -6,7 +6,7 @@ from typing import Any
 
 from fos_rl.config import ArithmeticData, DapoMathData, Data, DatasetData, Gsm8kData, RunConfig
 from fos_rl.data.problems import Problems, held_out_arithmetic, load_problems
-from fos_rl.data.prompts import encode_problems
+from fos_rl.data.prompts import encode_problems, special_token_notes
 from fos_rl.data.tables import iterate_columns, open_table
 from fos_rl.data.verifiers import Rule
 from fos_rl.types import Prompt
@@ -27,7 +27,7 @@ HELD_OUT = "held_out"
 """Problems of the run's own generated task that it does not train on."""
 _HELD_OUT_PROBLEMS = 200
 
-_QUESTION_COLUMNS = ("prompt", "problem", "question")
+_QUESTION_COLUMNS = ("prompt", "problem", "question", "messages", "conversations")
 _ANSWER_COLUMNS = ("answer", "ground_truth", "solution")
 
 
@@ -83,8 +83,8 @@ def load_eval_set(
 ) -> EvalSet:
     """A named set, or the problems of a .jsonl, .json, .csv or .parquet file.
 
-    A file's columns tell what it is: DAPO-Math-17k's, GSM8K's, or a question (prompt, problem or
-    question) with an answer (answer, ground_truth or solution).
+    A file's columns tell what it is: DAPO-Math-17k's, GSM8K's, or a question (prompt, problem,
+    question, messages or conversations) with an answer (answer, ground_truth or solution).
     """
     try:
         data = NAMED_SETS[source] if source in NAMED_SETS else _data_of_file(source)
@@ -102,7 +102,8 @@ def _eval_set(
     max_prompt_tokens: int,
     max_problems: int | None,
 ) -> EvalSet:
-    encoded = encode_problems(problems.rows[:max_problems], tokenizer)
+    chosen = problems.rows[:max_problems]
+    encoded = encode_problems(chosen, tokenizer)
     prompts = [prompt for prompt in encoded if len(prompt.token_ids) <= max_prompt_tokens]
     if not prompts:
         raise ValueError(
@@ -113,6 +114,7 @@ def _eval_set(
     check = problems.gold_check
     notes = [
         *problems.notes,
+        *special_token_notes(chosen, tokenizer),
         *([str(check)] if check and (check.failed or check.scored < check.sampled) else []),
     ]
     if problems.summary.conflicting:

@@ -39,7 +39,7 @@ class GoldCheck:
         tried = f"tried {self.scored:,}"
         if self.scored < self.sampled:
             tried += f" of {self.sampled:,} (no time for more)"
-        found = f"{tried} gold answers as responses"
+        found = f"{tried} gold answer{'s' * (self.sampled != 1)} as responses"
         if not self.failed:
             return f"{found}, all score"
         return f"{found}, {self.failed:,} cannot score: {', '.join(map(repr, self.examples))}"

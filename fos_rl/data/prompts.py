@@ -1,6 +1,7 @@
 """Problems as token ids, in an order fixed by the seed."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ from fos_rl.data.verifiers import Rule
 from fos_rl.types import Prompt
 
 _ENCODE_ROWS = 1000
+_MAX_SPECIAL = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +50,7 @@ class PromptSet:
         self.problem_counts = problems.summary
         check = problems.gold_check
         self._notes = [*problems.notes, *([str(check)] if check else [])]
-        if not has_template(tokenizer):
-            self._notes.append("the tokenizer has no chat template, so prompts are plain text")
+        self._notes += special_token_notes(problems.rows, tokenizer)
         self.verifier: Rule = problems.verifier
         self._seed = config.seed
         self._batch_size = config.rollout.prompts_per_step
@@ -96,20 +97,16 @@ class PromptSet:
         return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def has_template(tokenizer: Any) -> bool:
-    """Whether a tokenizer says how a chat is written."""
-    return bool(getattr(tokenizer, "chat_template", None))
-
-
 def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]:
     """One prompt per problem: its messages in the tokenizer's chat template, ready to be answered.
 
-    A tokenizer without a template gets the message's text, with its own begin-of-text token.
+    A tokenizer without a template gets the messages' text, with its own begin-of-text token.
 
     Raises:
-        ValueError: a chat that the template cannot render, or renders without a message's text.
+        ValueError: a chat that the template cannot render, or renders without a message's text, or
+            one of several turns without a template.
     """
-    templated = has_template(tokenizer)
+    templated = _has_template(tokenizer)
     render = _render if templated else _plain_text
     prompts: list[Prompt] = []
     for start in range(0, len(problems), _ENCODE_ROWS):
@@ -124,13 +121,45 @@ def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]
     return prompts
 
 
-def _plain_text(problem: Problem, _: Any) -> str:
-    if len(problem.messages) > 1:
+def special_token_notes(problems: Sequence[Problem], tokenizer: Any) -> list[str]:
+    """A note on problems whose text holds special tokens, which the chat template should write.
+
+    Raises:
+        ValueError: more than 1 % do, so a template was applied to the data already.
+    """
+    if not _has_template(tokenizer) or not (tokens := tokenizer.all_special_tokens):
+        return []
+    special = re.compile("|".join(map(re.escape, tokens)))
+    found = [
+        (problem, match[0])
+        for problem in problems
+        if (match := special.search("\n".join(text for _, text in problem.messages)))
+    ]
+    if not found:
+        return []
+    problem, token = found[0]
+    count = f"{len(found):,} of {len(problems):,} prompts hold special tokens of the model"
+    if len(found) > _MAX_SPECIAL * len(problems):
         raise ValueError(
-            f"{_where(problem)} is a chat ({_roles(problem)}), and the tokenizer has no "
-            "chat_template to write it with; use a model that has one, or prompts of a single text"
+            f"{count}, as {token!r} in {_where(problem)}; its chat template writes them, so give "
+            "questions or messages that are not rendered yet, or a model without chat_template"
         )
-    return "".join(content for _, content in problem.messages) + "\n"
+    return [f"{count} ({token!r} in {_where(problem)})"]
+
+
+def _has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def _plain_text(problem: Problem, _: Any) -> str:
+    roles = [role for role, _ in problem.messages]
+    if "assistant" in roles or roles.count("user") > 1:
+        raise ValueError(
+            f"model.path: its tokenizer has no chat template, and {_where(problem)} is a chat of "
+            f"{len(roles)} turns ({', '.join(roles)[:80]}), whose roles would be lost; add "
+            "chat_template.jinja to the model's folder, or use data with one question per row"
+        )
+    return "\n\n".join(content for _, content in problem.messages if content) + "\n"
 
 
 def _render(problem: Problem, tokenizer: Any) -> str:

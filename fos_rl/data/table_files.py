@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 _BATCH_ROWS = 10_000
+_ROWS = "it needs a row per problem"
 _LFS = b"version https://git-lfs"
 
 
@@ -43,14 +44,14 @@ def open_file(path: Path) -> Table:
     with path.open("rb") as file:
         start = file.read(max(len(_LFS), 4))
     if not start:
-        raise ValueError("the file is empty")
+        raise ValueError(f"the file is empty; {_ROWS}")
     if start.startswith(_LFS):
         raise ValueError("it is a Git LFS pointer, not the file itself; run git lfs pull")
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError("it is UTF-16 text; save it as UTF-8")
     table = READERS[path.suffix.lower()](path)
     if not table.num_rows:
-        raise ValueError("the file holds no rows")
+        raise ValueError(f"the file holds no rows; {_ROWS}")
     return table
 
 
@@ -135,9 +136,11 @@ def _json_lines(path: Path) -> Table:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from None
+                raise ValueError(
+                    f"line {number} is not JSON: {error}; correct or remove it"
+                ) from None
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} is {_kind(row)}, not an object")
+                raise ValueError(f"line {number} is {_kind(row)}, not an object; {_ROWS}")
             yield row
 
     columns, num_rows = _json_columns(read())
@@ -152,10 +155,12 @@ def _json(path: Path) -> Table:
     try:
         rows = parse_json(text)
     except ValueError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
+        raise ValueError(
+            f"it is not JSON: {error}; correct it, or write one object per line"
+        ) from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise ValueError(f"row {number} is {_kind(row)}, not an object")
+            raise ValueError(f"row {number} is {_kind(row)}, not an object; {_ROWS}")
     columns, num_rows = _json_columns(iter(rows))
     return Table(columns=columns, num_rows=num_rows, read=lambda _: iter(rows))
 
@@ -217,7 +222,9 @@ def _parquet(path: Path) -> Table:
         try:
             return ParquetFile(path)
         except ArrowException as error:
-            raise ValueError(f"it is not a whole Parquet file: {error}") from None
+            raise ValueError(
+                f"it is not a whole Parquet file: {error}; copy or write it again"
+            ) from None
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         with open_parquet() as file:
@@ -225,7 +232,9 @@ def _parquet(path: Path) -> Table:
                 for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
                     yield from arrow_rows(batch)
             except (ArrowException, OSError) as error:
-                raise ValueError(f"it is not a whole Parquet file: {error}") from None
+                raise ValueError(
+                    f"it is not a whole Parquet file: {error}; copy or write it again"
+                ) from None
 
     with open_parquet() as file:
         columns = arrow_columns(file.schema_arrow)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,30 @@ def test_without_a_template_the_text_is_plain(tokenizer) -> None:
     assert prompt.token_ids == [3, 4]
 
 
-def test_a_chat_needs_a_template(tokenizer) -> None:
+def test_turns_need_a_template(tokenizer) -> None:
     tokenizer.chat_template = None
-    problems = make_problems(["w0"])
-    assert "no chat template" in PromptSet(problems, tokenizer, make_config(1)).summary
-    chat = Problem(id="p", messages=(("system", "w1"), ("user", "w0")), answer="0", row=3)
-    with pytest.raises(ValueError, match=r"row 3 .*chat \(system, user\).*no chat_template"):
-        encode_problems([chat], tokenizer)
+    chat = Problem(id="1", messages=(("system", "w1"), ("user", "w0")), answer="0", row=3)
+    assert encode_problems([chat], tokenizer)[0].text == "w1\n\nw0\n"
+    turns = replace(chat, messages=(*chat.messages, ("assistant", "w2"), ("user", "w3")))
+    with pytest.raises(
+        ValueError, match=r"row 3 .*a chat of 4 turns .system, user, assistant, user"
+    ):
+        encode_problems([turns], tokenizer)
+
+
+def test_prompts_that_are_rendered_already_are_an_error(tokenizer) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<user>"]})
+    rendered = make_problems(["w0", "<user> w1 <assistant>"])
+    with pytest.raises(
+        ValueError, match=r"1 of 2 prompts hold special tokens .*'<user>' in prompt"
+    ):
+        PromptSet(rendered, tokenizer, make_config(1))
+    one_of_many = make_problems([*["w0"] * 199, "What does <user> mean?"])
+    summary = PromptSet(one_of_many, tokenizer, make_config(1)).summary
+    assert "1 of 200 prompts hold special tokens of the model ('<user>' in" in summary
+    # Without a template the text is the user's own to write.
+    tokenizer.chat_template = None
+    PromptSet(rendered, tokenizer, make_config(1))
 
 
 @pytest.mark.parametrize(
