@@ -4,8 +4,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from fos_rl.data.exact_values import is_close
 from fos_rl.data.numerals import bare_number
-from fos_rl.data.symbolic import as_set, intersection, is_close, sets_equal, trees_equal, union
+from fos_rl.data.real_sets import as_set, intersection, sets_equal, union
+from fos_rl.data.symbolic import trees_equal
 
 _FUNCTIONS = (
     "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|max|min|gcd|lcm"

@@ -23,7 +23,7 @@ class Number:
     unit: str = ""
 
 
-# Powers of ten and digits beyond these are left to `symbolic`, which has a limit of its own.
+# Powers of ten and digits beyond these are left to `exact_values`, which has a limit of its own.
 _MAX_EXPONENT = 400
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(

@@ -158,16 +158,20 @@ class VerifierPool:
         budget = _Budget(self._batch_limit_s)
         share_s = self._batch_limit_s / (2 * max(1, len(samples)))
         first_s = min(self._limit_s, max(_FREE_S, share_s))
-        verdicts = list(self._threads.map(lambda s: self._verdict(s, first_s, budget), samples))
+        verdicts = self._in_parallel(samples, first_s, budget)
         if first_s == self._limit_s:
             return verdicts
         slow = [place for place, verdict in enumerate(verdicts) if verdict == "timeouts"]
-        again = self._threads.map(
-            lambda place: self._verdict(samples[place], self._limit_s, budget), slow
-        )
+        again = self._in_parallel([samples[place] for place in slow], self._limit_s, budget)
         for place, verdict in zip(slow, again, strict=True):
             verdicts[place] = verdict
         return verdicts
+
+    def _in_parallel(
+        self, samples: Sequence[Sample], limit_s: float, budget: "_Budget"
+    ) -> list[Verdict]:
+        tasks = [self._threads.submit(self._verdict, s, limit_s, budget) for s in samples]
+        return [task.result() for task in tasks]
 
     def close(self) -> None:
         """End the workers; the pool cannot be used again."""
