@@ -4,6 +4,7 @@ The pieces live in `hf_config` (config.json) and `weights` (names and safetensor
 where the rest of the package takes them from.
 """
 
+import errno
 import json
 import shutil
 from collections.abc import Iterable
@@ -85,6 +86,11 @@ def _download(name: str) -> Path:
     # come wrapped or as RuntimeError subclasses, depending on its version.
     except (OSError, HFValidationError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ValueError(
+                f"model.path = {name!r}: Hugging Face's cache cannot be written ({reason}); set "
+                "HF_HOME to a folder that can, or give the folder of a model"
+            ) from error
         raise ValueError(
             f"model.path = {name!r}: no such folder, and the Hugging Face hub did not give it "
             f"({reason}); download it where the hub is reached and give the folder. A dry run "

@@ -269,3 +269,12 @@ def test_a_spec_of_a_written_model_has_the_same_contract(tmp_path: Path):
     assert ModelSpec(architecture=read_architecture(out)).contract_hash() == (
         packed.spec.contract_hash()
     )
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/home/me/.cache/huggingface")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", denied)
+    with pytest.raises(ValueError, match=r"'a/b'.*/home/me/\.cache/huggingface.*set HF_HOME"):
+        resolve_model("a/b")
