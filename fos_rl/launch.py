@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fos_rl.cluster import Cluster, Placement, plan_placement
 from fos_rl.config import OUTDATED_MODEL, RunConfig
 from fos_rl.console import RunConsole
-from fos_rl.data.eval_sets import EvalSet, load_eval_sets
+from fos_rl.data.eval_sets import EvalSet, load_eval_sets, trained_on_note
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.data.verifiers import VerifierPool
@@ -125,7 +125,10 @@ def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) 
                 f"tokenizer  {tokens}",
                 f"data       {prompts.summary}",
                 f"prompt     {first_prompt}",
-                *(f"eval       {eval_set.summary}" for eval_set in eval_sets),
+                *(
+                    f"eval       {eval_set.summary}{trained_on_note(eval_set, prompts.prompts)}"
+                    for eval_set in eval_sets
+                ),
                 *([] if is_parallel(config) else [f"placement  {placement.describe()}"]),
                 *output,
             ],

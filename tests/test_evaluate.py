@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from fos_rl.cli import main
 from fos_rl.config import load_config, parse_config
-from fos_rl.data.eval_sets import NAMED_SETS, load_eval_set, load_eval_sets
+from fos_rl.data.eval_sets import NAMED_SETS, load_eval_set, load_eval_sets, trained_on_note
 from fos_rl.data.problems import load_problems
 from fos_rl.eval_config import eval_config, eval_precisions
 from fos_rl.evaluate import Evaluator, accuracy_metrics, pass_at_k
@@ -136,6 +136,14 @@ def test_copies_of_a_problem_count_once(tmp_path: Path, tokenizer) -> None:
     assert found.summary == "aime: 3 problems"
     few = load_eval_set(str(tmp_path / "aime.jsonl"), tokenizer, 1000, max_problems=2)
     assert len(few.prompts) == 2
+
+
+def test_problems_that_are_trained_on_are_counted(tmp_path: Path, tokenizer) -> None:
+    rows = [{"question": f"{i} + 1?", "answer": f"{i + 1}"} for i in range(4)]
+    found = load_eval_set(_write(tmp_path / "e.jsonl", *rows), tokenizer, 1000)
+    trained = load_eval_set(_write(tmp_path / "t.jsonl", *rows[2:]), tokenizer, 1000)
+    assert trained_on_note(found, trained.prompts) == "; 2 of them trained on"
+    assert trained_on_note(found, []) == ""
 
 
 def test_wrong_sets_are_explained(tmp_path: Path, tokenizer) -> None:

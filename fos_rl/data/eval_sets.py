@@ -1,5 +1,6 @@
 """Problems to evaluate on, by name or from a file, as tokenized prompts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ class EvalSet:
         dropped = f", {self.too_long:,} too long" if self.too_long else ""
         notes = "".join(f"; {note}" for note in self.notes)
         return f"{self.name}: {len(self.prompts):,} problems{dropped}{notes}"
+
+
+def trained_on_note(eval_set: EvalSet, trained: Sequence[Prompt]) -> str:
+    """How many problems of a set are trained on, told by their questions; "" if none is."""
+    shared = {prompt.id for prompt in eval_set.prompts} & {prompt.id for prompt in trained}
+    return f"; {len(shared):,} of them trained on" if shared else ""
 
 
 def load_eval_sets(config: RunConfig, tokenizer: Any) -> list[EvalSet]:

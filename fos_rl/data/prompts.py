@@ -115,7 +115,9 @@ def encode_problems(problems: Sequence[Problem], tokenizer: Any) -> list[Prompt]
         # The template writes the special tokens itself.
         encoded = tokenizer(texts, add_special_tokens=not templated)["input_ids"]
         prompts += [
-            Prompt(id=problem.id, token_ids=list(ids), text=text, answer=problem.answer)
+            Prompt(
+                id=problem.id, token_ids=_open_end(ids, tokenizer), text=text, answer=problem.answer
+            )
             for problem, ids, text in zip(part, encoded, texts, strict=True)
         ]
     return prompts
@@ -149,6 +151,12 @@ def special_token_notes(problems: Sequence[Problem], tokenizer: Any) -> list[str
 
 def _has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
+
+
+def _open_end(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    """Token ids without the end-of-text token that some tokenizers add: nothing could follow it."""
+    end = -1 if ids and ids[-1] == tokenizer.eos_token_id else None
+    return list(ids[:end])
 
 
 def _plain_text(problem: Problem, _: Any) -> str:

@@ -30,8 +30,8 @@ def open_table(path: str, split: str, subset: str | None = None) -> Table:
     """
     where = f"data.path = {path!r}"
     known = ", ".join(READERS)
-    file = Path(path).expanduser()
     with _naming(where):
+        file = Path(path).expanduser()
         is_file, is_folder = file.is_file(), file.is_dir()
     if is_file and file.suffix.lower() not in READERS:
         raise ValueError(f"{where}: unknown file type; use one of {known}")
@@ -58,6 +58,9 @@ def _naming(where: str) -> Iterator[None]:
         raise ValueError(
             f"{where}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from error
+    except RuntimeError as error:
+        # A home folder, as of ~nobody, that is not known.
+        raise ValueError(f"{where}: {error}; give the path without ~") from error
     except ValueError as error:
         raise ValueError(f"{where}: cannot be read as a table ({error})") from error
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from fos_rl.config import RunConfig, parse_config
@@ -68,6 +68,17 @@ def test_without_a_template_the_text_is_plain(tokenizer) -> None:
     (prompt,) = PromptSet(make_problems(["w0 w1"]), tokenizer, make_config(1)).batch(0)
     assert prompt.text == "w0 w1\n"
     assert prompt.token_ids == [3, 4]
+
+
+def test_no_end_of_text_before_the_answer(tokenizer) -> None:
+    """Some tokenizers put it behind every text."""
+    tokenizer.chat_template = None
+    tokenizer.eos_token = "w9"
+    end = processors.TemplateProcessing(single="$A w9", special_tokens=[("w9", 12)])
+    tokenizer.backend_tokenizer.post_processor = end
+    assert tokenizer("w0")["input_ids"] == [3, 12]
+    (prompt,) = encode_problems(make_problems(["w0"]).rows, tokenizer)
+    assert prompt.token_ids == [3]
 
 
 def test_turns_need_a_template(tokenizer) -> None:

@@ -163,6 +163,11 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch) -> No
         open_table(str(path), "train")
 
 
+def test_a_home_that_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match=r"data\.path = '~no-such-user/a\.jsonl': .*without ~"):
+        open_table("~no-such-user/a.jsonl", "train")
+
+
 def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").mkdir()
     with pytest.raises(ValueError, match=r"a\.jsonl': the folder holds no .*\.parquet"):
