@@ -1,4 +1,4 @@
-# Three commands, each complete on a bare machine with Python >= 3.11:
+# Three commands, each complete on a bare machine with Python 3.11, 3.12 or 3.13:
 #   make demo            trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
 #   make ablation-demo   trains it in every format and backward mode, and compares them
 #   make test            runs the tests; make test-all those that take minutes each, too
@@ -9,7 +9,7 @@ MODEL := models/SmolLM2-135M-Instruct
 # Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo ablation-demo test test-all lint install
+.PHONY: demo ablation-demo test test-all lint locks check-locks install
 
 demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
@@ -29,11 +29,18 @@ lint: install
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pyright
 
+# From metadata alone, in seconds: the newest versions, or whether the locked ones still serve.
+locks: install
+	$(VENV)/bin/python locks/compile.py
+
+check-locks: install
+	$(VENV)/bin/python locks/compile.py --check
+
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "fos_rl needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "fos_rl needs Python 3.11, 3.12 or 3.13: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -e '.[cpu,demo,kernels,dev]' || \
 		$(VENV)/bin/pip install -e '.[cpu,demo,kernels,dev]' --extra-index-url $(TORCH_CPU_INDEX)

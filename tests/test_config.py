@@ -156,7 +156,7 @@ def test_a_recipe_without_precision_keeps_the_files(recipes: Path) -> None:
 
 
 def test_unknown_recipes_list_the_known(recipes: Path) -> None:
-    with pytest.raises(ValueError, match=r"recipes.nvfp8.toml does not exist.*one of mine"):
+    with pytest.raises(ValueError, match=r"nvfp8 does not exist; .*one of bf16, mine, mxfp8"):
         load_config("run.toml", recipe="nvfp8")
     (recipes / "bad.toml").write_text("model = ")
     with pytest.raises(ValueError, match=r"bad\.toml is not valid TOML"):
