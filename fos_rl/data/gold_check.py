@@ -18,7 +18,7 @@ _MAX_FAILED = 0.01
 _MAX_EXAMPLES = 5
 # Seconds. No answers are handed out after the first; then at most a few are still under theirs.
 _LIMIT_S = 7.0
-_ANSWER_LIMIT_S = 0.5
+_ANSWER_LIMIT_S = 1.0
 _WORKERS = 2
 # Few, so that slow ones cannot take the check far beyond its time.
 _GOLDS_PER_CALL = 2 * _WORKERS
@@ -57,7 +57,9 @@ def check_golds(golds: Sequence[str], where: str) -> GoldCheck:
     """
     sample = random.Random(0).sample(list(golds), min(len(golds), _MAX_GOLDS))
     check = _check(tuple(sample))
-    if check.failed > _MAX_FAILED * check.scored:
+    # A busy machine may try too few for one failure to say much of the rest.
+    enough = check.scored == check.sampled or check.failed >= _MAX_EXAMPLES
+    if enough and check.failed > _MAX_FAILED * check.scored:
         raise ValueError(
             f"{where}: {check.failed:,} of {check.scored:,} gold answers tried would not score "
             f"even if a response gave them as they are ({_MAX_FAILED:.0%} may), for example "
