@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fos_rl.compare.statistics import t_quantile
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.decoder import Decoder
@@ -134,7 +135,7 @@ def report(results: dict[str, Any]) -> str:
         f"`python experiments/sft_parity/run.py`",
         "",
         "Loss in nats a byte. The difference is taken seed by seed over the last 10 steps; its",
-        "interval is the mean +- 2 standard errors over seeds.",
+        "interval is the 95 % t interval over seeds.",
         "",
         "| arm | loss, last step | loss, last 10 steps | minus bf16 | seconds a step |",
         "| --- | --- | --- | --- | --- |",
@@ -142,13 +143,18 @@ def report(results: dict[str, Any]) -> str:
     for arm, values in losses.items():
         last = values[:, -10:].mean(1)
         difference = last - baseline
-        spread = 2 * difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-        shown = "" if arm == "bf16" else f"{difference.mean():+.4f} +- {spread:.4f}"
+        shown = "" if arm == "bf16" else f"{difference.mean():+.4f} +- {_half_width(difference)}"
         seconds = np.mean(results["seconds"][arm]) / results["steps"]
         lines.append(
             f"| {arm} | {values[:, -1].mean():.3f} | {last.mean():.3f} | {shown} | {seconds:.2f} |"
         )
     return "\n".join([*lines, "", "![losses](losses.svg)", ""])
+
+
+def _half_width(values: np.ndarray) -> str:
+    """Of the 95 % t interval of their mean; unknown for one value."""
+    n = len(values)
+    return f"{t_quantile(n - 1) * values.std(ddof=1) / n**0.5:.4f}" if n > 1 else "?"
 
 
 def plot(results: dict[str, Any], file: Path) -> None:
