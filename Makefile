@@ -1,6 +1,7 @@
-# Three commands, each complete on a bare machine with Python 3.11, 3.12 or 3.13:
+# Four commands, each complete on a bare machine with Python 3.11, 3.12 or 3.13:
 #   make demo            trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
 #   make ablation-demo   trains it in every format and backward mode, and compares them
+#   make study-demo      trains it in four bits with and without exact mode, and compares
 #   make test            runs the tests; make test-all those that take minutes each, too
 
 PYTHON ?= python3
@@ -9,13 +10,16 @@ MODEL := models/SmolLM2-135M-Instruct
 # Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo ablation-demo test test-all lint locks check-locks install
+.PHONY: demo ablation-demo study-demo test test-all lint locks check-locks install
 
 demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
 
 ablation-demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl ablate experiments/laptop/study.toml
+
+study-demo: $(MODEL)/config.json
+	$(VENV)/bin/fos-rl ablate experiments/four_bit_rl/small.toml
 
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long"

@@ -15,7 +15,11 @@ from fos_rl.spec import Bf16, FourOverSix, Mxfp8
 from fos_rl.study import config_differences, load_study, stated_differences
 
 ROOT = Path(__file__).parent.parent
-STUDIES = sorted((ROOT / "experiments").rglob("study*.toml"))
+STUDIES = sorted(
+    path
+    for path in (ROOT / "experiments").rglob("*.toml")
+    if "arms" in tomllib.loads(path.read_text())
+)
 
 BASE = {
     "model": {"path": "random:llama", "precision": {"compute_dtype": "float32"}},
