@@ -283,7 +283,7 @@ MUTANTS = [
     mutant(
         "35 given amax ignored",
         "blocks",
-        "    return x, global_amax",
+        "    return x, _amax(x, row_scaled) if global_amax is None else global_amax",
         "    return x, _amax(x, row_scaled)",
     ),
     # GEMM and autograd, table D.
@@ -334,11 +334,11 @@ MUTANTS = [
     mutant(
         "42 dequantized mode changes the forward",
         "matmul",
-        "quantized_x = recipe.activation(x)\n",
-        "quantized_x = recipe.activation(x)\n"
+        "        multiplied, quantized_x = recipe.activation_for_gemm(x, forms=forms)\n",
+        "        x_in = x\n"
         "        if call.backward == 'dequantized':\n"
-        "            x_hat = recipe.dequantize(quantized_x, x.dtype)\n"
-        "            quantized_x = recipe.activation(x_hat)\n",
+        "            x_in = recipe.dequantize(recipe.activation(x), x.dtype)\n"
+        "        multiplied, quantized_x = recipe.activation_for_gemm(x_in, forms=forms)\n",
     ),
     mutant(
         "43 dY in blocks along M for dX",
@@ -431,9 +431,15 @@ MUTANTS = [
     mutant(
         "61 column-wise as the row-wise transpose",
         "mxfp8",
-        "        x = x.transpose(-2, -1)\n",
+        "    x = x.detach().transpose(-2, -1) if columnwise else x.detach()\n",
+        "    x = x.detach()\n    if columnwise:\n"
         "        x = mxfp8_dequantize(mxfp8_quantize(x)).transpose(-2, -1)\n",
     ),
+    # What the tensor core is handed.
+    mutant("64 packed rows of 8 bytes", "gemm", "-num_bytes % 16", "-num_bytes % 8"),
+    mutant("65 N not padded", "gemm", "zip(data, (1, 16), strict=True)", "zip(data, (1, 1))"),
+    mutant("66 scales of another matrix", "gemm", "scale_b=swizzled[1]", "scale_b=swizzled[0]"),
+    mutant("67 surplus outputs kept", "gemm", "out[:, :n].contiguous()", "out"),
 ]
 
 
