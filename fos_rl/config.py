@@ -199,7 +199,7 @@ class GeneratorConfig(Frozen):
     max_num_batched_tokens: Positive | None = None
     """Tokens an engine step computes; prompts that do not fit are split. By default vLLM's."""
     cuda_graphs: bool = True
-    """Capture decode steps (GPU only)."""
+    """Capture decode steps (GPU only); not with model.precision.gemm = "native" for experts."""
     num_threads: Threads | None = None
     """CPU threads of the engine; by default the cores it shares with the trainer."""
     parallel: ParallelConfig = ParallelConfig()
