@@ -136,9 +136,9 @@ def check_native_shapes(recipe: Recipe, backward: Backward, n: int, k: int) -> N
     Meta tensors go through the forward and the backward, so that torch checks and nothing is
     multiplied; torch has no rule for the number of rows, so one row speaks for all.
     """
-    x = torch.empty(1, k, device="meta", requires_grad=True)
-    weight = torch.empty(n, k, device="meta", requires_grad=True)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.empty(1, k, device="meta", requires_grad=True)
+        weight = torch.empty(n, k, device="meta", requires_grad=True)
         out = quantized_linear(x, weight, recipe=recipe, gemm="native", backward=backward)
         out.backward(torch.empty_like(out))
 
