@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from fos_rl.spec import Frozen, Positive
 
-MAX_RATIO = 1e8
-"""The losses hold every ratio of probabilities below exp(20) = 4.9e8; a limit above is none."""
+MAX_RATIO = 1e30
+"""What fp32 holds. A limit above exp(20) = 4.9e8, below which the losses hold every ratio of
+probabilities, is none."""
 
 
 class NoCorrection(Frozen):
