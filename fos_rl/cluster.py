@@ -19,6 +19,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
+from fos_rl.dead_model import DeadModel
 from fos_rl.spec import ModelSpec, contract_difference
 from fos_rl.types import Prompt, Rollout, Sampling, StepResult, TrainBatch, WeightBucket
 
@@ -125,9 +126,10 @@ def gpu_environments(count: int, gpus_per_run: int, available_gpus: int) -> list
 class TrainerActor:
     """GrpoTrainer in a Ray actor."""
 
-    def __init__(
+    def start(
         self, spec: ModelSpec, folder: str, config: RunConfig, device: str, threads: int
     ) -> None:
+        """Load the model. Not a constructor, whose errors Ray hands on as text alone."""
         import torch
 
         from fos_rl.trainer.trainer import GrpoTrainer
@@ -244,6 +246,8 @@ class Cluster:
             0,
             bundles[0],
             self.config.trainer.num_threads or cores,
+        )
+        started = self.trainer.start.remote(
             spec,
             str(folder),
             self.config,
@@ -261,7 +265,8 @@ class Cluster:
             "cuda" if placement.generator_gpus else "cpu",
         )
         timeout = self.config.cluster.start_timeout_s
-        ours = self._get("trainer", "start", self.trainer.contract.remote(), timeout)
+        self._get("trainer", "start", started, timeout)
+        ours = self._get("trainer", "contract", self.trainer.contract.remote(), timeout)
         theirs = self._get("generator", "start", self.generator.contract.remote(), timeout)
         if different := contract_difference(ours, theirs):
             raise ValueError(
@@ -372,7 +377,7 @@ class Cluster:
             raise _no_answer(actor, call, timeout_s) from None
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
-            if isinstance(cause, ValueError):
+            if isinstance(cause, ValueError | DeadModel):
                 raise cause from error
             raise RuntimeError(f"{actor} failed in {call}: {cause}") from error
         except ray.exceptions.RayActorError as error:

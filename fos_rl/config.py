@@ -171,6 +171,9 @@ class TrainerConfig(Frozen):
     """Linear learning-rate warm-up, in optimizer updates."""
     max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     """Gradients of a larger norm are scaled down to it; 1e9 leaves them as they are."""
+    max_nonfinite_updates: Positive = 3
+    """Stop when so many updates in a row had a loss or a gradient that is not finite. One that has
+    is skipped."""
     microbatch_tokens: Positive = 8192
     """Tokens a packed micro-batch; a longer sequence gets one of its own."""
     log_prob_chunk_tokens: Positive = 1024

@@ -31,6 +31,12 @@ _COLUMNS = (
     _Column("gen tok/s", "throughput/generate_tokens_per_s", "{:.0f}", 9),
 )
 _HEADING_EVERY = 20
+_UNIFORM = (
+    "warning: for {:.0%} of the tokens the logits are uniform (the entropy is the log of the "
+    "vocabulary): the model gives every token the same probability, whatever it reads, as weights "
+    "of 0 or so large that they overflow do. Trainer and generator then agree, and learn nothing; "
+    "check model.path"
+)
 # A file or a pipe has no width of its own.
 _FILE_WIDTH = 80
 
@@ -52,6 +58,7 @@ class RunConsole:
         )
         self._task = self._progress.add_task("train", total=total_steps, completed=first_step)
         self._printed = 0
+        self._warned = False
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -75,8 +82,15 @@ class RunConsole:
         if self._printed % _HEADING_EVERY == 0:
             self.say(heading(self._width))
         self.say(step_line({**record.metrics, "step": record.step}, self._width))
-        for line in (*verifier_lines(record.metrics), *eval_lines(record.metrics, self._width)):
+        for line in (
+            *trouble_lines(record.metrics),
+            *verifier_lines(record.metrics),
+            *eval_lines(record.metrics, self._width),
+        ):
             self.say(line)
+        if not self._warned and record.metrics.get("policy/uniform_frac"):
+            self._warned = True
+            self.say(_UNIFORM.format(record.metrics["policy/uniform_frac"]))
         self._printed += 1
         self._progress.advance(self._task)
 
@@ -107,6 +121,18 @@ def step_line(metrics: Mapping[str, float], width: int) -> str:
         f"{c.format.format(metrics[c.key]) if c.key in metrics else '-':>{c.width}}"
         for c in _fitting(width)
     )
+
+
+def trouble_lines(metrics: Mapping[str, float]) -> list[str]:
+    """What of a step was not finite; nothing if all was.
+
+    Example: `  not finite: 1 update skipped, 3 tokens left out`.
+    """
+    updates = metrics.get("trainer/skipped_updates", 0.0)
+    tokens = metrics.get("mismatch/non_finite_tokens", 0.0)
+    parts = [f"{updates:.0f} update{'s' * (updates != 1)} skipped"] if updates else []
+    parts += [f"{tokens:.0f} token{'s' * (tokens != 1)} left out"] if tokens else []
+    return [f"  not finite: {', '.join(parts)}"] if parts else []
 
 
 def verifier_lines(metrics: Mapping[str, float]) -> list[str]:

@@ -8,6 +8,9 @@ from fos_rl.config import RunConfig
 from fos_rl.trainer.advantages import group_advantages
 from fos_rl.types import Prompt, Rollout, Sample, TrainBatch, Verifier
 
+MAX_REWARD = 1e18
+"""The square of an advantage must fit fp32, in which the loss and its gradient are computed."""
+
 
 def score_groups(
     prompts: Sequence[Prompt],
@@ -23,6 +26,7 @@ def score_groups(
     rollouts = [rollout for group in groups for rollout in group]
     answers = [p.answer for p, group in zip(prompts, groups, strict=True) for _ in group]
     rewards, metrics = verifier.score(rollouts, answers)
+    check_rewards(rewards, rollouts)
     truncated = np.array([r.finish_reason == "length" for r in rollouts])
     if config.rollout.truncated == "zero_reward":
         rewards = np.where(truncated, 0.0, rewards)
@@ -54,6 +58,24 @@ def score_groups(
         )
     ]
     return samples, metrics
+
+
+def check_rewards(rewards: np.ndarray, rollouts: Sequence[Rollout]) -> None:
+    """ValueError unless there is a usable reward for every rollout, masked ones too."""
+    if np.shape(rewards) != (len(rollouts),):
+        raise ValueError(
+            f"the verifier gave rewards of shape {np.shape(rewards)} for {len(rollouts)} "
+            "responses; return one number for each, in order"
+        )
+    # Not above: infinities and NaN are refused too.
+    usable = np.abs(np.asarray(rewards, dtype=np.float64)) <= MAX_REWARD
+    for index in np.flatnonzero(~usable)[:1]:
+        rollout = rollouts[index]
+        raise ValueError(
+            f"the reward of response {index} (prompt {rollout.prompt_id!r}) is {rewards[index]}: "
+            f"rewards must be finite, and at most {MAX_REWARD:g} in size; score a failure 0. The "
+            f"response ends with {rollout.text[-80:]!r}"
+        )
 
 
 def trainable(samples: Sequence[Sample]) -> list[Sample]:

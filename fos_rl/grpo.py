@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fos_rl.config import RunConfig
+from fos_rl.dead_model import at_step
 from fos_rl.groups import collate, rollout_metrics, score_groups, trainable, unmasked
 from fos_rl.noise_floor import noise_floor, with_floor
 from fos_rl.types import (
@@ -55,7 +56,7 @@ def grpo_steps(
                 floor = noise_floor(generator, scored, seed=step)
             if not journal.has_layer_errors:
                 journal.layer_errors(trainer.layer_errors(batch))
-            with timed(times, "train"):
+            with timed(times, "train"), at_step(step):
                 result = trainer.step(batch) if learnable else trainer.measure(batch)
             journal.trainer_log_probs(step, scored, result.log_probs)
             metrics |= with_floor(result.metrics, floor)

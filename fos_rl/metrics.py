@@ -86,6 +86,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "mismatch/non_finite_frac",
             "tokens whose d is not finite; they leave every other figure, above and below the bar",
         ),
+        Metric("mismatch/non_finite_tokens", "their number; a run stops when it is all of a step"),
         Metric(
             "mismatch/clamped_frac",
             "tokens with d > 20, which count as 20 wherever d is exponentiated",
@@ -181,6 +182,11 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             nemo_rl="approx_entropy: estimated from the sampled tokens",
             trl="entropy",
         ),
+        Metric(
+            "policy/uniform_frac",
+            "tokens whose logits were all equal: entropy = log(vocabulary), a model that says "
+            "nothing",
+        ),
         Metric("policy/version", "finished steps after this one"),
         Metric(
             "trainer/grad_norm",
@@ -193,7 +199,8 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("trainer/lr", "of the step's last update"),
         Metric(
             "trainer/skipped_updates",
-            "updates left out because the gradient norm was not finite",
+            "updates left out because the loss or the gradient norm was not finite; "
+            "trainer.max_nonfinite_updates in a row stop the run",
         ),
     ),
     "Rewards and rollouts": (

@@ -11,7 +11,15 @@ import termios
 
 import pytest
 
-from fos_rl.console import eval_lines, heading, step_line, verifier_lines
+from fos_rl.console import (
+    RunConsole,
+    eval_lines,
+    heading,
+    step_line,
+    trouble_lines,
+    verifier_lines,
+)
+from fos_rl.types import StepRecord
 
 # The longest figures that a run has: 32 k tokens, a step of hours, ten million tokens/s.
 LONGEST = {
@@ -139,3 +147,35 @@ def test_a_pipe_gets_plain_lines() -> None:
 )
 def test_answers_that_were_not_decided_are_shown(metrics, lines: list[str]) -> None:
     assert verifier_lines(metrics) == lines
+
+
+@pytest.mark.parametrize(
+    ("metrics", "lines"),
+    [
+        ({}, []),
+        ({"trainer/skipped_updates": 1.0}, ["  not finite: 1 update skipped"]),
+        ({"mismatch/non_finite_tokens": 1.0}, ["  not finite: 1 token left out"]),
+        (
+            {"trainer/skipped_updates": 2.0, "mismatch/non_finite_tokens": 3.0},
+            ["  not finite: 2 updates skipped, 3 tokens left out"],
+        ),
+    ],
+    ids=["none", "update", "token", "both"],
+)
+def test_what_was_not_finite_is_said(metrics: dict[str, float], lines: list[str]) -> None:
+    assert trouble_lines(metrics) == lines
+
+
+def test_uniform_logits_are_warned_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    console = RunConsole(3)
+    console.step(StepRecord(step=0, metrics={}))
+    assert "uniform" not in capsys.readouterr().out
+    for step in (1, 2):
+        console.step(
+            StepRecord(
+                step=step, metrics={"policy/uniform_frac": 1.0, "mismatch/non_finite_tokens": 2.0}
+            )
+        )
+    printed = capsys.readouterr().out
+    assert printed.count("warning: for 100% of the tokens the logits are uniform") == 1
+    assert printed.count("2 tokens left out") == 2

@@ -94,3 +94,46 @@ def test_collate_keeps_the_sampled_ids() -> None:
     assert batch.prompt_lengths == [2, 2, 2]
     assert batch.generator_log_probs[0].tolist() == [-0.5, -0.5]
     assert batch.advantages.dtype == np.float32
+
+
+class GivenRewards:
+    """A user's verifier that returns what it is given."""
+
+    def __init__(self, rewards: object) -> None:
+        self.rewards = rewards
+
+    def score(self, rollouts, answers):
+        return self.rewards, {}
+
+
+@pytest.mark.parametrize("policy", ["keep", "mask", "zero_reward"])
+@pytest.mark.parametrize("index", [0, 2], ids=["finished", "truncated"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e19])
+def test_a_reward_that_is_no_usable_number_is_refused(
+    policy: str, index: int, value: float
+) -> None:
+    """Also of a response that the truncation policy would give another one."""
+    prompts = [Prompt(id="a", token_ids=[1, 2], text="", answer="a")]
+    rewards = np.array([0.0, 1.0, 0.0])
+    rewards[index] = value
+    with pytest.raises(ValueError, match=rf"the reward of response {index} \(prompt 'a'\) is"):
+        score_groups(prompts, GROUPS[:1], GivenRewards(rewards), _config(policy))
+
+
+@pytest.mark.parametrize("rewards", [np.zeros(2), np.zeros(1), np.zeros((3, 1)), np.float64(1.0)])
+def test_rewards_that_are_not_one_per_response_are_refused(rewards: np.ndarray) -> None:
+    """One of them would be spread over all."""
+    prompts = [Prompt(id="a", token_ids=[1, 2], text="", answer="a")]
+    with pytest.raises(ValueError, match=r"rewards of shape .* for 3 responses; return one number"):
+        score_groups(prompts, GROUPS[:1], GivenRewards(rewards), _config("zero_reward"))
+
+
+def test_the_largest_reward_leaves_finite_fp32_advantages() -> None:
+    prompts = [Prompt(id="a", token_ids=[1, 2], text="", answer="a")]
+    rewards = GivenRewards(np.array([1e18, -1e18, 0.0]))
+    for normalize in (True, False):
+        config = _config(normalize_advantages=normalize)
+        samples, _ = score_groups(prompts, GROUPS[:1], rewards, config)
+        squares = collate(samples).advantages ** 2
+        assert np.isfinite(squares).all()
+        assert squares.max() > 0

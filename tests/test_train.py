@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from metric_keys import unknown_keys
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fos_rl.cli import main
 from fos_rl.compare import compare
 from fos_rl.config import load_config, parse_config
 from fos_rl.grpo import NoLearningSignal
@@ -259,3 +261,43 @@ def test_resume_goes_on_to_the_bit_past_torn_checkpoints(tmp_path: Path, capsys)
         resume(first)
     with pytest.raises(ValueError, match=r"steps = 4: .*000006 has gone through 6 steps"):
         resume(first, ["steps=4"])
+
+
+def test_a_broken_model_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the trainer's actor finds wrong at its start reaches the user as it stands."""
+    folder = write_tiny_model("llama", tmp_path / "model", seed=0)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    out = tmp_path / "run"
+    status = main(["train", str(TINY_MOE), "--set", f"model.path={folder}", "--out", str(out)])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert re.match(
+        r"error: model.path: \S+: model.layers.1.mlp.up_proj.weight has 1 of 8192 values that are "
+        "NaN",
+        error,
+    )
+    assert "Traceback" not in error
+    assert not (out / "model").exists()
+
+
+@pytest.mark.long
+def test_a_model_that_breaks_leaves_what_was_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two good steps, a checkpoint and a model; then one that breaks the weights."""
+    out = tmp_path / "run"
+    good = train(load_config(TINY_MOE, ["steps=2", "trainer.save_every=1"]), out)
+    before = {p: p.read_bytes() for p in sorted(good.rglob("*.safetensors"))}
+    checkpoints = sorted(p.name for p in (good / "checkpoints").iterdir())
+    assert before
+    assert checkpoints == ["000001", "000002"]
+    more = ["--set", "steps=4", "--set", "trainer.lr=3e38"]
+    assert main(["resume", str(good), *more]) == 1
+    error = capsys.readouterr().err
+    assert re.match(r"failed: step 2: after an update model\.\S+ has \d+ of \d+ values", error)
+    assert "not saved" in error
+    assert {p: p.read_bytes() for p in sorted(good.rglob("*.safetensors"))} == before
+    assert sorted(p.name for p in (good / "checkpoints").iterdir()) == checkpoints
+    assert [m["step"] for m in read_metrics(good)] == [0, 1]

@@ -14,8 +14,10 @@ Metrics = dict[str, float]
 # They say how often something went wrong; a step without them had none.
 ABSENT_IS_ZERO = (
     "mismatch/non_finite_frac",
+    "mismatch/non_finite_tokens",
     "mismatch/clamped_frac",
     "trainer/skipped_updates",
+    "policy/uniform_frac",
 )
 MISMATCH_MEAN = "mismatch/log_prob_abs_diff/mean"
 

@@ -7,6 +7,7 @@ import torch
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.model.checksum import checksum
 from fos_rl.model.convert import compute_dtype
+from fos_rl.model.finite import check_loaded
 from fos_rl.model.hf import read_weights
 from fos_rl.model.transport import pack_weights
 
@@ -23,6 +24,8 @@ async def load_folder_weights(generator: VllmGenerator, folder: Path) -> None:
     for name, tensor in read_weights(folder):
         if name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
             continue
-        checksums[name] = checksum(tensor.to(torch.bfloat16).to(dtype))
+        rounded = tensor.to(torch.bfloat16)
+        check_loaded([(name, rounded)], f"model.path: {folder}")
+        checksums[name] = checksum(rounded.to(dtype))
         await generator.load_weight_bucket(pack_weights({name: tensor}))
     await generator.finish_weight_sync(0, checksums)

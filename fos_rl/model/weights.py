@@ -1,7 +1,7 @@
 """A decoder's weights under their Hugging Face names, and safetensors folders in and out."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,8 +16,14 @@ from fos_rl.spec import ModelSpec
 SHARD_BYTES = 4_000_000_000
 
 
-def named_hf_weights(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_hf_weights(
+    decoder: nn.Module, instead: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Every weight as (Hugging Face name, view into the parameter), in the decoder's order.
+
+    Args:
+        instead: tensors of some parameters' names and shapes, such as their gradients, to be named
+            in place of all the weights.
 
     Stacked experts come one by one, as `...mlp.experts.3.gate_proj.weight`; a tied head comes once,
     as the embedding. Writing into a view (`view.copy_`) writes the parameter.
@@ -27,6 +33,10 @@ def named_hf_weights(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         for name, parameter in module.named_parameters(recurse=False):
             data = parameter.detach()
+            if instead is not None:
+                if f"{module_name}.{name}" not in instead:
+                    continue
+                data = instead[f"{module_name}.{name}"]
             if isinstance(module, Experts):
                 for expert, view in enumerate(data.unbind()):
                     yield f"{module_name}.{expert}.{name}.weight", view

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fos_rl.manifest import MANIFEST, read_manifest, write_manifest
+from fos_rl.model.finite import check_loaded
+from fos_rl.model.hf import named_hf_weights
 from fos_rl.spec import contract_difference
 from fos_rl.whole_files import whole_folder
 
@@ -89,6 +91,7 @@ def load_checkpoint(trainer: "GrpoTrainer", folder: Path) -> None:
     trainer.policy_version = state["policy_version"]
     trainer.updates = state["updates"]
     trainer.masters.publish()
+    check_loaded(named_hf_weights(trainer.decoder), str(folder))
 
 
 def read_state(folder: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

@@ -37,6 +37,10 @@ class Masters:
             parameter.copy_(self.weights[name].to(torch.bfloat16))
         prepare_weights(self._module)
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Those that have been collected, by the parameter's name."""
+        return {name: m.grad for name, m in self.weights.items() if m.grad is not None}
+
     @staticmethod
     def _collector(master: Tensor) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:

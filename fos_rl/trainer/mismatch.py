@@ -58,6 +58,15 @@ def mismatch_metrics(
     return {prefix + name: value for name, value in metrics.items()}
 
 
+def num_non_finite(
+    trainer_log_probs: Sequence[Float[np.ndarray, "_"]],
+    generator_log_probs: Sequence[Float[np.ndarray, "_"]],
+) -> int:
+    """Tokens of which trainer or generator gives no finite log-prob."""
+    pairs = zip(trainer_log_probs, generator_log_probs, strict=True)
+    return sum(int((~(np.isfinite(a) & np.isfinite(b))).sum()) for a, b in pairs)
+
+
 def over_floor(metrics: dict[str, float]) -> dict[str, float]:
     """`mismatch/over_floor` from the means of |d| and of the noise floor; absent when that is 0."""
     floor = metrics.get("mismatch/floor_log_prob_abs_diff/mean", 0.0)

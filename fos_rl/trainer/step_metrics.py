@@ -14,14 +14,13 @@ class StepSums:
 
     def __init__(self) -> None:
         self._loss = 0.0
+        self._losses: list[float] = []
         self._per_token: defaultdict[str, float] = defaultdict(float)
         self._num_tokens = 0.0
-        self._entropy = 0.0
-        self._num_entropies = 0
         self._grad_norms: list[float] = []
 
     @torch.no_grad()
-    def add(self, result: PolicyLoss, tokens: PolicyTokens, entropy: Tensor) -> None:
+    def add(self, result: PolicyLoss, tokens: PolicyTokens) -> None:
         """Add a micro-batch; what the settings do not use (None) gets no key."""
         counted, factors = tokens.counted, tokens.correction
 
@@ -44,22 +43,36 @@ class StepSums:
                 self._per_token[name] += float(value)
         self._loss += float(result.loss)
         self._num_tokens += float(result.num_tokens)
-        self._entropy += float(entropy.sum())
-        self._num_entropies += entropy.numel()
+
+    @property
+    def loss(self) -> float:
+        """Of the current update's micro-batches so far."""
+        return self._loss
 
     def update_done(self, grad_norm: float) -> None:
+        self._losses.append(self._loss)
+        self._loss = 0.0
         self._grad_norms.append(grad_norm)
 
     def means(self) -> dict[str, float]:
-        """Per token, but for the loss and the gradient norm, which are per update."""
-        metrics = {"loss/policy": self._loss / len(self._grad_norms)}
+        """Per token, but for the loss and the gradient norm, which are per update.
+
+        Updates that were skipped are counted, and leave both. What is not finite all the same is
+        left out, as a metric with nothing to measure is.
+        """
+        pairs = list(zip(self._losses, self._grad_norms, strict=True))
+        made = [pair for pair in pairs if is_sound(*pair)]
+        metrics: dict[str, float] = {}
         if self._num_tokens:
             metrics |= {name: value / self._num_tokens for name, value in self._per_token.items()}
-        if self._num_entropies:
-            metrics["policy/entropy"] = self._entropy / self._num_entropies
-        finite = [norm for norm in self._grad_norms if math.isfinite(norm)]
-        if finite:
-            metrics["trainer/grad_norm"] = sum(finite) / len(finite)
-        if len(finite) < len(self._grad_norms):
-            metrics["trainer/skipped_updates"] = float(len(self._grad_norms) - len(finite))
-        return metrics
+        if made:
+            metrics["loss/policy"] = sum(loss for loss, _ in made) / len(made)
+            metrics["trainer/grad_norm"] = sum(norm for _, norm in made) / len(made)
+        if len(made) < len(pairs):
+            metrics["trainer/skipped_updates"] = float(len(pairs) - len(made))
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def is_sound(loss: float, grad_norm: float) -> bool:
+    """Whether an update may be made of such a loss and gradient."""
+    return math.isfinite(loss) and math.isfinite(grad_norm)

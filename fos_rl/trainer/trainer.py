@@ -1,6 +1,5 @@
 """The trainer: fp32 masters, one forward and backward over packed micro-batches, AdamW."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder, compute_dtype
+from fos_rl.model.finite import check_loaded
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.machine import peak_memory_gib
@@ -20,13 +20,20 @@ from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.aggregation import token_weights
 from fos_rl.trainer.corrections import correct
+from fos_rl.trainer.health import (
+    check_log_probs,
+    check_updated,
+    entropy_metrics,
+    first_broken_output,
+    too_many_skipped,
+)
 from fos_rl.trainer.layer_errors import MAX_TOKENS, first_tokens, layer_errors
 from fos_rl.trainer.losses import PolicyTokens, policy_loss
 from fos_rl.trainer.masters import Masters
-from fos_rl.trainer.mismatch import mismatch_metrics
+from fos_rl.trainer.mismatch import mismatch_metrics, num_non_finite
 from fos_rl.trainer.packing import MicroBatch, pack
 from fos_rl.trainer.routing import routing_flip_metrics
-from fos_rl.trainer.step_metrics import StepSums
+from fos_rl.trainer.step_metrics import StepSums, is_sound
 from fos_rl.types import StepResult, TrainBatch, WeightBucket
 
 
@@ -64,6 +71,7 @@ class GrpoTrainer:
         self.decoder.to(torch.float32)
         load_hf_weights(self.decoder, read_weights(model_folder))
         self.masters = Masters(self.decoder, compute_dtype(spec))
+        check_loaded(named_hf_weights(self.decoder), f"model.path: {model_folder}")
         self.optimizer = torch.optim.AdamW(
             list(self.masters),
             lr=config.lr,
@@ -74,6 +82,9 @@ class GrpoTrainer:
             fused=True,
         )
         self.updates = 0
+        self._skipped_in_a_row = 0
+        # Of the tokens scored since the list was last emptied.
+        self._entropies: list[Tensor] = []
         # What the routers chose for each sequence of the step, before its first update.
         self._own_experts: dict[int, np.ndarray] = {}
 
@@ -81,10 +92,15 @@ class GrpoTrainer:
         return self.spec.contract()
 
     def step(self, batch: TrainBatch) -> StepResult:
-        """Measure the mismatch, then make the step's optimizer updates."""
+        """Measure the mismatch, then make the step's optimizer updates.
+
+        Raises:
+            DeadModel: when the step leaves no model that could be trained, or saved.
+        """
         self._own_experts.clear()
         # Later updates change the policy: everything is scored before the first one.
         initial = list(self._score(batch)) if self.algorithm.minibatches > 1 else []
+        self._entropies.clear()
         scored: list[Tensor] = []
         sums = StepSums()
         for minibatch in np.array_split(np.arange(batch.num_sequences), self._num_updates(batch)):
@@ -96,6 +112,7 @@ class GrpoTrainer:
             metrics={
                 **sums.means(),
                 **self._mismatch(batch, log_probs),
+                **self._entropy_metrics(),
                 "loss/ratio_is_generator": float(self.algorithm.ratio == "bypass"),
                 "policy/version": float(self.policy_version),
                 "trainer/lr": self.optimizer.param_groups[0]["lr"],
@@ -105,13 +122,14 @@ class GrpoTrainer:
         )
 
     def measure(self, batch: TrainBatch) -> StepResult:
-        """The mismatch of a batch that nothing is learned from."""
+        """The mismatch of a batch that nothing is learned from; raises as `step` does."""
         self._own_experts.clear()
         log_probs = [values.cpu().numpy() for values in self._score(batch)]
         return StepResult(
             policy_version=self.policy_version,
             metrics={
                 **self._mismatch(batch, log_probs),
+                **self._entropy_metrics(),
                 "policy/version": float(self.policy_version),
             },
             log_probs=log_probs,
@@ -128,8 +146,20 @@ class GrpoTrainer:
 
     def _mismatch(self, batch: TrainBatch, log_probs: list[np.ndarray]) -> dict[str, float]:
         """The two hosts' log-probs and choices of experts, side by side."""
-        metrics = mismatch_metrics(log_probs, batch.generator_log_probs)
+        theirs = batch.generator_log_probs
+        check_log_probs(log_probs, theirs, lambda: self._first_broken_output(batch))
+        metrics = mismatch_metrics(log_probs, theirs)
+        if number := num_non_finite(log_probs, theirs):
+            metrics["mismatch/non_finite_tokens"] = float(number)
         return metrics | self._routing_flips(batch)
+
+    def _entropy_metrics(self) -> dict[str, float]:
+        return entropy_metrics(self._entropies, self.spec.architecture.vocab_size)
+
+    def _first_broken_output(self, batch: TrainBatch) -> str:
+        order = range(batch.num_sequences)
+        first = pack(batch, order, self.config.microbatch_tokens, self.device)[0]
+        return first_broken_output(self.decoder, lambda: self._forward(first))
 
     def _routing_flips(self, batch: TrainBatch) -> dict[str, float]:
         """How often the hosts' routers disagreed about a token that both have seen."""
@@ -149,13 +179,13 @@ class GrpoTrainer:
         weights = self._token_weights(batch, sequences)
         scored: list[Tensor] = []
         for microbatch in pack(batch, sequences, self.config.microbatch_tokens, self.device):
-            log_probs, entropy = self._forward(microbatch)
+            log_probs, _ = self._forward(microbatch)
             tokens = self._policy_tokens(microbatch, log_probs, weights, initial)
             result = policy_loss(tokens, self.algorithm)
             result.loss.backward()
             scored += log_probs.detach().split(microbatch.response_lengths)
-            sums.add(result, tokens, entropy)
-        sums.update_done(self._apply_gradients())
+            sums.add(result, tokens)
+        sums.update_done(self._apply_gradients(sums.loss))
         return scored
 
     def _policy_tokens(
@@ -207,32 +237,44 @@ class GrpoTrainer:
             for sequence, part in zip(microbatch.sequences, parts, strict=True):
                 # Later forwards are of updated weights.
                 self._own_experts.setdefault(sequence, part)
-        return token_log_probs(
+        log_probs, entropy = token_log_probs(
             self.decoder.logits,
             hidden[microbatch.predicted_from],
             microbatch.targets,
             self.rollout.temperature,
             self.config.log_prob_chunk_tokens,
         )
+        self._entropies.append(entropy)
+        return log_probs, entropy
 
     @torch.no_grad()
     def _score(self, batch: TrainBatch) -> Iterator[Tensor]:
         """Each sequence's log-probs under the current weights."""
+        self._entropies.clear()
         order = range(batch.num_sequences)
         for microbatch in pack(batch, order, self.config.microbatch_tokens, self.device):
             log_probs, _ = self._forward(microbatch)
             yield from log_probs.split(microbatch.response_lengths)
 
-    def _apply_gradients(self) -> float:
-        """Clip, step, publish; returns the gradient norm before clipping."""
+    def _apply_gradients(self, loss: float = 0.0) -> float:
+        """Clip, step, publish, unless loss or gradient is not finite; returns the gradient norm
+        before clipping."""
         self.updates += 1
         warmup = min(1.0, self.updates / max(1, self.config.warmup_steps))
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * warmup
         norm = torch.nn.utils.clip_grad_norm_(list(self.masters), self.config.max_grad_norm)
-        if math.isfinite(float(norm)):
+        if is_sound(loss, float(norm)):
+            self._skipped_in_a_row = 0
             self.optimizer.step()
             self.masters.publish()
+            check_updated(self.decoder)
+        else:
+            self._skipped_in_a_row += 1
+            if self._skipped_in_a_row == self.config.max_nonfinite_updates:
+                raise too_many_skipped(
+                    self._skipped_in_a_row, self.decoder, self.masters.gradients()
+                )
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
 
