@@ -5,7 +5,6 @@ The same text is the error of ``backend="cute"``, the reason of a skipped test a
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import math
 
@@ -36,33 +35,6 @@ def missing_package() -> str | None:
 
 
 @functools.cache
-def cuda_of_compiler() -> int:
-    """The major CUDA version that kernels are compiled for, by the compiler's installed library.
-
-    tests/kernels/test_ptx.py reads it from the PTX, too.
-    """
-    names = {found.name.lower() for found in importlib.metadata.distributions()}
-    return 13 if "nvidia-cutlass-dsl-libs-cu13" in names else 12
-
-
-def driver_reason(driver: int, compiled_for: int) -> str | None:
-    """Why a driver cannot load the kernels, None if it can.
-
-    Machine code runs under every driver of its major CUDA version or a later one
-    (https://docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility).
-
-    Args:
-        driver: the CUDA version it supports as cuDriverGetVersion gives it: 12040 is 12.4.
-    """
-    if driver // 1000 >= compiled_for:
-        return None
-    return (
-        f"the NVIDIA driver supports CUDA {driver // 1000}.{driver % 1000 // 10} and the kernels "
-        f"are compiled for CUDA {compiled_for}; update the driver"
-    )
-
-
-@functools.cache
 def _cached_device_reason(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"device is {device.type}, needs cuda"
@@ -70,8 +42,12 @@ def _cached_device_reason(device: torch.device) -> str | None:
     if capability not in ARCHITECTURES:
         known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
         return f"compute capability {capability[0]}.{capability[1]}, needs one of {known}"
-    driver = torch._C._cuda_getDriverVersion()
-    return missing_package() or driver_reason(driver, cuda_of_compiler())
+    if reason := missing_package():
+        return reason
+    # Imports cutlass.
+    from fos_rl.kernels.driver import driver_reason
+
+    return driver_reason(ARCHITECTURES[capability])
 
 
 # Dynamo does not look into this; it would trace through the cache.

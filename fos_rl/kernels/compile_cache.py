@@ -40,7 +40,10 @@ def set_cache_directory(path: Path) -> None:
 @functools.cache
 def _fingerprint() -> str:
     """Hash of the kernels' sources and the versions of what compiles them."""
-    digest = hashlib.sha256()
+    import cutlass
+
+    # Of several flavours, cutlass takes the one that the machine's driver allows.
+    digest = hashlib.sha256(f"{cutlass.CUDA_VERSION};".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
     for package in _PACKAGES:
