@@ -15,6 +15,7 @@ from fos_rl.data.eval_sets import EvalSet, load_eval_sets, trained_on_note
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.data.verifiers import VerifierPool
+from fos_rl.dead_model import at_step
 from fos_rl.evaluate import Evaluator
 from fos_rl.files import read_json_object
 from fos_rl.grpo import NoLearningSignal, grpo_steps
@@ -303,12 +304,14 @@ def _go(
                     log(record)
                 done = record.step + 1
                 if config.trainer.save_every and done % config.trainer.save_every == 0:
-                    cluster.save_checkpoint(checkpoint_folder(folder, done))
+                    with at_step(record.step):
+                        cluster.save_checkpoint(checkpoint_folder(folder, done))
         except NoLearningSignal:
             # What was learned before the signal ran dry is kept.
             _replace_model(cluster, folder)
             raise
-        _replace_model(cluster, folder)
+        with at_step(config.steps - 1):
+            _replace_model(cluster, folder)
     console.summary(read_metrics(folder), str(folder))
     console.say(f"model {folder / 'model'}")
 

@@ -88,6 +88,16 @@ class TrainBatch:
     def num_sequences(self) -> int:
         return len(self.token_ids)
 
+    def first(self) -> "TrainBatch":
+        """The batch of the first sequence alone."""
+        return TrainBatch(
+            token_ids=self.token_ids[:1],
+            prompt_lengths=self.prompt_lengths[:1],
+            generator_log_probs=self.generator_log_probs[:1],
+            advantages=self.advantages[:1],
+            experts=None if self.experts is None else self.experts[:1],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBucket:

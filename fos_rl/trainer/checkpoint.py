@@ -39,8 +39,10 @@ def save_checkpoint(
             it is under others.
 
     Raises:
+        DeadModel: when nothing can be computed with the weights.
         RuntimeError: when it could not be written, as on a full disk; nothing is left of it then.
     """
+    trainer.check_alive()
     state = {
         "contract": trainer.contract(),
         "policy_version": trainer.policy_version,

@@ -83,6 +83,8 @@ class GrpoTrainer:
         )
         self.updates = 0
         self._skipped_in_a_row = 0
+        # A sequence that the weights are tried on before they are saved.
+        self._probe: TrainBatch | None = None
         # Of the tokens scored since the list was last emptied.
         self._entropies: list[Tensor] = []
         # What the routers chose for each sequence of the step, before its first update.
@@ -106,6 +108,7 @@ class GrpoTrainer:
         for minibatch in np.array_split(np.arange(batch.num_sequences), self._num_updates(batch)):
             scored += self._update(batch, minibatch.tolist(), initial, sums)
         self.policy_version += 1
+        self._probe = batch.first()
         log_probs = [values.cpu().numpy() for values in initial or scored]
         return StepResult(
             policy_version=self.policy_version,
@@ -278,8 +281,16 @@ class GrpoTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
 
+    def check_alive(self) -> None:
+        """DeadModel when the weights as last updated give a sequence of the last step no finite
+        log-prob; nothing else has computed with them yet."""
+        if (probe := self._probe) is not None:
+            log_probs = [values.cpu().numpy() for values in self._score(probe)]
+            check_log_probs(log_probs, log_probs, lambda: self._first_broken_output(probe))
+
     def save_model(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder that transformers and vLLM load."""
+        self.check_alive()
         write_model(self.decoder, self.spec, self.model_folder, folder)
 
     # Weight sync.

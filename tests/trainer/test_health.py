@@ -119,6 +119,20 @@ def test_the_step_of_the_run_is_named() -> None:
         raise DeadModel("the norm is NaN")
 
 
+def test_finite_weights_that_compute_nothing_are_not_saved(folder: Path, tmp_path: Path) -> None:
+    """An update to 1e15: every weight has a finite square, and every log-prob is NaN."""
+    trainer = _trainer(folder, lr=1e15)
+    trainer.step(_batch())
+    for save in (trainer.save_model, lambda path: save_checkpoint(trainer, path)):
+        with pytest.raises(DeadModel, match="none of the 6 log-probs of the trainer is finite"):
+            save(tmp_path / "000001")
+        assert not list(tmp_path.iterdir())
+    trainer = _trainer(folder)
+    trainer.step(_batch())
+    trainer.save_model(tmp_path / "good")
+    assert (tmp_path / "good" / "model.safetensors").is_file()
+
+
 def test_masters_that_only_bf16_cannot_hold_are_noticed(folder: Path) -> None:
     """The largest bf16 number is 3.3895e38, the largest fp32 one 3.4028e38."""
     trainer = _trainer(folder)
