@@ -53,4 +53,4 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(MODEL)/config.json: | install
-	$(VENV)/bin/python -m fos_rl.model.smollm2 $(MODEL)
+	$(VENV)/bin/python -m fos_rl.tools.smollm2 $(MODEL)

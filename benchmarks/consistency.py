@@ -21,6 +21,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.arms import write_results
+from fos_rl.algorithms.mismatch import mismatch_metrics, over_floor
 from fos_rl.config import (
     AlgorithmConfig,
     GeneratorConfig,
@@ -31,7 +32,6 @@ from fos_rl.config import (
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.spec import Bf16, Consistency, FourOverSix, Mxfp8, Nvfp4, Precision
-from fos_rl.trainer.mismatch import mismatch_metrics, over_floor
 from fos_rl.types import Prompt
 from tests.hosts import Hosts, batch_of
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.arms import ARMS, write_results
 from fos_rl.cli import main as fos_rl_main
-from fos_rl.runs import read_metrics
+from fos_rl.run_folder.folder import read_metrics
 from fos_rl.spec import Mxfp8
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fos_rl.config import load_config, other_arm, run_config_file
-from fos_rl.eval_config import eval_config, eval_precisions, is_run
-from fos_rl.files import describe_os_error, is_full_disk
-from fos_rl.study import load_study
-from fos_rl.version import version_text
+from fos_rl.config.evaluation import eval_config, eval_precisions, is_run
+from fos_rl.config.study import load_study
+from fos_rl.files.reading import describe_os_error, is_full_disk
+from fos_rl.run_folder.version import version_text
 
 _TRAIN_HELP = """\
 Train a model with GRPO as a TOML file describes it.
@@ -394,7 +394,7 @@ def _limit(text: str) -> float:
 def _train(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
     # Only now the heavy imports: a wrong config answers at once.
-    from fos_rl.launch import CHECKED, check_without_model, planned, train
+    from fos_rl.runtime.launch import CHECKED, check_without_model, planned, train
 
     out = args.out or Path("runs") / Path(args.config).stem
     if args.architecture is not None:
@@ -418,7 +418,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from fos_rl.launch import resume
+    from fos_rl.runtime.launch import resume
 
     resume(args.folder, args.overrides, strict=args.strict)
     return 0
@@ -427,7 +427,7 @@ def _resume(args: argparse.Namespace) -> int:
 def _ablate(args: argparse.Namespace) -> int:
     # A wrong study answers at once; only then the heavy imports.
     load_study(args.study).only(args.arms)
-    from fos_rl.ablate import ablate
+    from fos_rl.studies.ablate import ablate
 
     return ablate(
         args.study,
@@ -447,7 +447,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _parity(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
-    from fos_rl.cluster import host_environment
+    from fos_rl.runtime.cluster import host_environment
 
     # Both hosts run in this process; their variables must stand before torch is imported.
     host_environment()
@@ -466,11 +466,11 @@ def _eval(args: argparse.Namespace) -> int:
         overrides=args.overrides,
         recipe=args.recipe,
     )
-    from fos_rl.cluster import host_environment
+    from fos_rl.runtime.cluster import host_environment
 
     # The engine runs in this process; its variables must stand before torch is imported.
     host_environment()
-    from fos_rl.eval_command import evaluate_model
+    from fos_rl.evaluation.command import evaluate_model
 
     out = args.out or (Path(args.model) / "eval.json" if is_run(args.model) else None)
     return evaluate_model(config, eval_precisions(config, args.precision), out)
@@ -493,13 +493,13 @@ def _rescore(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from fos_rl.verify_command import verify_file
+    from fos_rl.rewards.command import verify_file
 
     return verify_file(args.file)
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from fos_rl.explain import explain
+    from fos_rl.config.explain import explain
 
     print(explain(args.section))
     if "model.precision".startswith(args.section):

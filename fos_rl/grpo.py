@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from fos_rl.algorithms.groups import collate, rollout_metrics, score_groups, trainable, unmasked
+from fos_rl.algorithms.noise_floor import noise_floor, with_floor
 from fos_rl.config import RunConfig
-from fos_rl.dead_model import at_step
-from fos_rl.groups import collate, rollout_metrics, score_groups, trainable, unmasked
-from fos_rl.noise_floor import noise_floor, with_floor
+from fos_rl.trainer.dead_model import at_step
 from fos_rl.types import (
     Generator,
     Journal,

@@ -15,8 +15,8 @@ import tomli_w
 
 from fos_rl.cli import main
 from fos_rl.config import load_config
-from fos_rl.runs import is_finished, read_metrics
-from fos_rl.study import load_study
+from fos_rl.config.study import load_study
+from fos_rl.run_folder.folder import is_finished, read_metrics
 
 ROOT = Path(__file__).parent.parent
 FLOAT32 = {"compute_dtype": "float32"}

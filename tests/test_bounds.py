@@ -12,9 +12,9 @@ import pytest
 from fos_rl.cli import main
 from fos_rl.compare.checks import Limit
 from fos_rl.config import RunConfig, load_config, parse_config, section_models
-from fos_rl.eval_config import eval_config
+from fos_rl.config.evaluation import eval_config
+from fos_rl.config.study import StudyFile, load_study
 from fos_rl.spec import Frozen
-from fos_rl.study import StudyFile, load_study
 
 # Why a number has no limit on one side.
 UNLIMITED = {

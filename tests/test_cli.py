@@ -8,8 +8,8 @@ import pytest
 import ray
 
 from fos_rl.cli import main
-from fos_rl.cluster import plan_placement
 from fos_rl.config import parse_config
+from fos_rl.runtime.cluster import plan_placement
 
 ROOT = Path(__file__).parent.parent
 TINY = str(ROOT / "configs" / "tiny_moe.toml")
@@ -113,7 +113,7 @@ def test_another_broken_pipe_is_our_bug(monkeypatch, capsys) -> None:
     def explain(section: str) -> str:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("fos_rl.explain.explain", explain)
+    monkeypatch.setattr("fos_rl.config.explain.explain", explain)
     monkeypatch.setattr("fos_rl.cli._reader_is_gone", lambda stream: False)
     with pytest.raises(BrokenPipeError):
         main(["explain"])

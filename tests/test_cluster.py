@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from fos_rl.cluster import Cluster, _init_ray, find_cluster
 from fos_rl.config import parse_config
+from fos_rl.runtime.cluster import Cluster, _init_ray, find_cluster
 
 CONFIG = parse_config(
     {"model": {"path": "x"}, "data": {"type": "vowels"}, "cluster": {"call_timeout_s": 2.0}}

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from fos_rl.config import RunConfig, VowelsData, load_config, parse_config
-from fos_rl.explain import explain
+from fos_rl.config.explain import explain
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 
 ROOT = Path(__file__).parent.parent
@@ -239,7 +239,7 @@ def test_resolved_config_loads_again() -> None:
 
 
 def test_config_imports_no_torch() -> None:
-    code = "import sys, fos_rl.config, fos_rl.spec, fos_rl.explain; print('torch' in sys.modules)"
+    code = "import sys, fos_rl.config.explain, fos_rl.spec; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

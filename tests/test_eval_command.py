@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from fos_rl.compare.statistics import bootstrap_interval
-from fos_rl.eval_command import _table, problem_scores
-from fos_rl.evaluate import SetResult
+from fos_rl.evaluation.command import _table, problem_scores
+from fos_rl.evaluation.evaluate import SetResult
 
 
 def _result(right: list[int], name: str = "held_out") -> SetResult:

@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 
 from fos_rl.cli import main
 from fos_rl.config import load_config, parse_config
+from fos_rl.config.evaluation import eval_config, eval_precisions
 from fos_rl.data.eval_sets import NAMED_SETS, load_eval_set, load_eval_sets, trained_on_note
 from fos_rl.data.problems import load_problems
-from fos_rl.eval_config import eval_config, eval_precisions
-from fos_rl.evaluate import Evaluator, accuracy_metrics, pass_at_k
-from fos_rl.launch import train
+from fos_rl.evaluation.evaluate import Evaluator, accuracy_metrics, pass_at_k
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.runs import read_metrics, resolved_toml
+from fos_rl.run_folder.folder import read_metrics, resolved_toml
+from fos_rl.runtime.launch import train
 from fos_rl.spec import Bf16, Mxfp8
 from fos_rl.types import Rollout, StepRecord
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fos_rl.cluster import Cluster, plan_placement
 from fos_rl.config import RunConfig, parse_config
 from fos_rl.model.hf import read_architecture
 from fos_rl.model.tiny import write_tiny_model
+from fos_rl.runtime.cluster import Cluster, plan_placement
 from fos_rl.spec import Family, ModelSpec
 from tests.hosts import batch_of, random_prompts
 

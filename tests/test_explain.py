@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from fos_rl import launch
 from fos_rl.cli import main
 from fos_rl.config import parse_config
-from fos_rl.explain import IMPOSSIBLE, explain
-from fos_rl.launch import planned
+from fos_rl.config.explain import IMPOSSIBLE, explain
 from fos_rl.model import tiny
+from fos_rl.runtime import launch
+from fos_rl.runtime.launch import planned
 
 ROOT = Path(__file__).parent.parent
 FOUR_OVER_SIX = {"recipe": "nvfp4_four_over_six"}

@@ -7,8 +7,14 @@ import pytest
 
 from fos_rl.cli import main
 from fos_rl.config import load_config
-from fos_rl.files import describe_os_error, read_json_lines, read_json_object, read_text, writing
-from fos_rl.runs import RunFolder
+from fos_rl.files.reading import (
+    describe_os_error,
+    read_json_lines,
+    read_json_object,
+    read_text,
+    writing,
+)
+from fos_rl.run_folder.folder import RunFolder
 from fos_rl.types import StepRecord
 
 CONFIG = '[model]\npath = "random:llama"\n[data]\ntype = "vowels"\n'

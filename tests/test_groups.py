@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fos_rl.algorithms.groups import collate, rollout_metrics, score_groups, trainable
 from fos_rl.config import RunConfig, parse_config
-from fos_rl.groups import collate, rollout_metrics, score_groups, trainable
 from fos_rl.types import FinishReason, Prompt, Rollout
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fos_rl.cli import main
 from fos_rl.config import load_config, parse_config
-from fos_rl.shipped import config_names, find_config, shipped_configs
+from fos_rl.config.shipped import config_names, find_config, shipped_configs
 
 ROOT = Path(__file__).parent.parent
 RECIPES = {file.stem for file in (ROOT / "configs" / "recipes").glob("*.toml")}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.json_lines import last_object, read_run_lines
+from fos_rl.files.json_lines import last_object, read_run_lines
 
 WHOLE = b'{"step": 0}\n{"step": 1}\n'
 

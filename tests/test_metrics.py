@@ -7,14 +7,14 @@ import pytest
 from metric_keys import unknown_keys
 
 from fos_rl.cli import main
-from fos_rl.metrics import TOOLKITS, metric_tables
+from fos_rl.config.metrics import TOOLKITS, metric_tables
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_docs_hold_the_table_letter_for_letter() -> None:
     assert metric_tables() in (ROOT / "docs" / "metrics.md").read_text(), (
-        "replace the tables by the output of fos_rl.metrics.metric_tables()"
+        "replace the tables by the output of fos_rl.config.metrics.metric_tables()"
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fos_rl.noise_floor import TOKEN_FRACTION, floor_sample, with_floor
+from fos_rl.algorithms.noise_floor import TOKEN_FRACTION, floor_sample, with_floor
 
 
 @pytest.mark.parametrize("seed", range(5))

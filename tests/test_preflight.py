@@ -13,15 +13,15 @@ import ray
 import torch
 from safetensors.torch import load_file, save_file
 
-from fos_rl import preflight
 from fos_rl.cli import main
 from fos_rl.config import parse_config
 from fos_rl.generator.head_sizes import cpu_head_sizes
-from fos_rl.launch import planned
-from fos_rl.loggers import check_loggers, start_loggers
 from fos_rl.model.hf import parse_architecture
 from fos_rl.model.tiny import tiny_config, write_tiny_model
 from fos_rl.model.weight_files import check_weights
+from fos_rl.run_folder import preflight
+from fos_rl.run_folder.loggers import check_loggers, start_loggers
+from fos_rl.runtime.launch import planned
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.types import Prompt
 

@@ -10,11 +10,11 @@ import pytest
 import ray
 import tomli_w
 
-from fos_rl import cluster as cluster_module
 from fos_rl.cli import main
-from fos_rl.cluster import Cluster
 from fos_rl.config import RunConfig, parse_config
-from fos_rl.launch import planned
+from fos_rl.runtime import cluster as cluster_module
+from fos_rl.runtime.cluster import Cluster
+from fos_rl.runtime.launch import planned
 from fos_rl.spec import ModelSpec
 from tests.hosts import batch_of
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, parse_config
-from fos_rl.eval_config import eval_config
-from fos_rl.reopen import environment_changes, reopen
-from fos_rl.resume_plan import ResumePlan
-from fos_rl.runs import RunFolder, is_finished, read_metrics, read_metrics_lines
-from fos_rl.trainer.find_checkpoint import Checkpoint, Found, Unusable
+from fos_rl.config.evaluation import eval_config
+from fos_rl.run_folder.checkpoints import Checkpoint, Found, Unusable
+from fos_rl.run_folder.folder import RunFolder, is_finished, read_metrics, read_metrics_lines
+from fos_rl.run_folder.reopen import environment_changes, reopen
+from fos_rl.run_folder.resume_plan import ResumePlan
 from fos_rl.types import StepRecord
 
 TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"

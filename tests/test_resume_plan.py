@@ -9,9 +9,9 @@ import torch
 
 from fos_rl.cli import main
 from fos_rl.config import load_config
-from fos_rl.manifest import MANIFEST, write_manifest
-from fos_rl.resume_plan import plan_resume
-from fos_rl.runs import RunFolder
+from fos_rl.files.manifest import MANIFEST, write_manifest
+from fos_rl.run_folder.folder import RunFolder
+from fos_rl.run_folder.resume_plan import plan_resume
 from fos_rl.trainer.checkpoint import STATE, checkpoint_folder
 from fos_rl.types import StepRecord
 

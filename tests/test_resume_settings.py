@@ -7,7 +7,13 @@ import pytest
 from pydantic import BaseModel
 
 from fos_rl.config import RunConfig, load_config, section_models
-from fos_rl.resume_settings import MAY_CHANGE, REFUSED, change_lines, check_resumed, rule_of
+from fos_rl.run_folder.resume_settings import (
+    MAY_CHANGE,
+    REFUSED,
+    change_lines,
+    check_resumed,
+    rule_of,
+)
 
 TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
 

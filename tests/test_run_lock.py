@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from fos_rl.cli import main
-from fos_rl.run_lock import is_live, run_lock
-from fos_rl.runs import new_run_folder
+from fos_rl.files.lock import is_live, run_lock
+from fos_rl.run_folder.folder import new_run_folder
 
 # Holds the lock, and has a child that outlives it, as Ray's processes do.
 _HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from fos_rl.run_lock import run_lock
+from fos_rl.files.lock import run_lock
 with run_lock(Path(sys.argv[1]), print):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     print("child", child.pid, flush=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.cluster import gpu_environments
 from fos_rl.config import parse_config
-from fos_rl.manifest import write_manifest
-from fos_rl.run_lock import run_lock
-from fos_rl.run_queue import QueuedRun, run_all
-from fos_rl.runs import is_finished, resolved_toml
-from fos_rl.study import StudyRun
-from fos_rl.study_console import seconds_left, summary_text
+from fos_rl.config.study import StudyRun
+from fos_rl.files.lock import run_lock
+from fos_rl.files.manifest import write_manifest
+from fos_rl.run_folder.folder import is_finished, resolved_toml
+from fos_rl.runtime.cluster import gpu_environments
+from fos_rl.studies.console import seconds_left, summary_text
+from fos_rl.studies.run_queue import QueuedRun, run_all
 
 # argv: "train" CONFIG --out FOLDER, or "resume" FOLDER. A file `fail` beside the folder fails it.
 _STAND_IN = """

@@ -8,11 +8,11 @@ import tomli_w
 from transformers import AutoTokenizer
 
 from fos_rl.cli import main
+from fos_rl.config.study import config_differences, load_study, stated_differences
 from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8
-from fos_rl.study import config_differences, load_study, stated_differences
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted(

@@ -20,9 +20,9 @@ from fos_rl.cli import main
 from fos_rl.compare import compare
 from fos_rl.config import load_config, parse_config
 from fos_rl.grpo import NoLearningSignal
-from fos_rl.launch import resume, train
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.runs import read_metrics
+from fos_rl.run_folder.folder import read_metrics
+from fos_rl.runtime.launch import resume, train
 
 ROOT = Path(__file__).parent.parent
 TINY_MOE = ROOT / "configs" / "tiny_moe.toml"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.whole_files import (
+from fos_rl.files.whole import (
     append_line,
     replace_folder,
     restore_replaced,

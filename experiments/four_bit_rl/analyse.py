@@ -17,7 +17,7 @@ import numpy as np
 from mpmath import betainc
 
 from fos_rl.compare.statistics import t_quantile
-from fos_rl.runs import read_metrics
+from fos_rl.run_folder.folder import read_metrics
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -11,7 +11,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from fos_rl.cluster import host_environment
+from fos_rl.runtime.cluster import host_environment
 
 host_environment()  # before torch is imported
 
@@ -19,8 +19,8 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from fos_rl.config import load_config  # noqa: E402
 from fos_rl.data.eval_sets import load_eval_sets  # noqa: E402
-from fos_rl.eval_command import Engine  # noqa: E402
-from fos_rl.evaluate import Evaluator  # noqa: E402
+from fos_rl.evaluation.command import Engine  # noqa: E402
+from fos_rl.evaluation.evaluate import Evaluator  # noqa: E402
 from fos_rl.generator.engine import VllmGenerator  # noqa: E402
 from fos_rl.generator.folder_weights import load_folder_weights  # noqa: E402
 from fos_rl.model.hf import read_architecture  # noqa: E402

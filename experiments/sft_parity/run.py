@@ -31,7 +31,7 @@ from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.decoder import Decoder
 from fos_rl.quant.recipes import Backward
-from fos_rl.runs import describe_environment
+from fos_rl.run_folder.folder import describe_environment
 from fos_rl.spec import Architecture, Bf16, ComputeDtype, FourOverSix, ModelSpec, Precision
 from fos_rl.trainer.masters import Masters
 

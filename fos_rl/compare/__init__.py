@@ -15,7 +15,7 @@ from fos_rl.compare.load import load
 from fos_rl.compare.page import html_page
 from fos_rl.compare.plots import all_plots
 from fos_rl.compare.table import csv_table, markdown_page, terminal_table
-from fos_rl.whole_files import write_whole
+from fos_rl.files.whole import write_whole
 
 __all__ = ["Check", "Limit", "compare"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fos_rl.config import read_toml
-from fos_rl.files import read_json_object
-from fos_rl.json_lines import JsonLines, read_run_lines, torn_tail
-from fos_rl.runs import read_metrics_lines
+from fos_rl.files.json_lines import JsonLines, read_run_lines, torn_tail
+from fos_rl.files.reading import read_json_object
+from fos_rl.run_folder.folder import read_metrics_lines
 from fos_rl.spec import flatten
 
 _SEED_FOLDER = re.compile(r"seed_(\d+)")

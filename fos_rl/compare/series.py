@@ -8,7 +8,7 @@ import numpy as np
 from fos_rl.compare.load import Arm, Run
 from fos_rl.compare.quantities import value_of
 from fos_rl.compare.statistics import Interval, bootstrap_interval, paired_runs
-from fos_rl.files import read_json_object
+from fos_rl.files.reading import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

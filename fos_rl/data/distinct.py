@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fos_rl.data.chats import Messages
-from fos_rl.data.equivalence import same_text
 from fos_rl.data.gold_check import GoldCheck
-from fos_rl.data.normalize import normalize_answer
-from fos_rl.data.numerals import bare_number, numbers_equal
 from fos_rl.data.row_text import RefusedRow
-from fos_rl.data.verifiers import Rule
+from fos_rl.rewards.equivalence import same_text
+from fos_rl.rewards.normalize import normalize_answer
+from fos_rl.rewards.numerals import bare_number, numbers_equal
+from fos_rl.rewards.verifiers import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from fos_rl.config import ArithmeticData, DapoMathData, Data, DatasetData, Gsm8k
 from fos_rl.data.problems import Problems, held_out_arithmetic, load_problems
 from fos_rl.data.prompts import encode_problems, special_token_notes
 from fos_rl.data.tables import iterate_columns, open_table
-from fos_rl.data.verifiers import Rule
+from fos_rl.rewards.verifiers import Rule
 from fos_rl.types import Prompt
 
 # AIME 2024 comes as 32 copies of 30 problems; loading keeps one of each.

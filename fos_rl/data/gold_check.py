@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fos_rl.config import RewardConfig
-from fos_rl.data.normalize import normalize_answer
-from fos_rl.data.numerals import bare_number
-from fos_rl.data.verifiers import VerifierPool, verify_by_value
+from fos_rl.rewards.normalize import normalize_answer
+from fos_rl.rewards.numerals import bare_number
+from fos_rl.rewards.verifiers import VerifierPool, verify_by_value
 
 _MAX_GOLDS = 1_000
 _MAX_FAILED = 0.01

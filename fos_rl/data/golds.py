@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from fos_rl.data.answers import MAX_ANSWER_CHARS, find_answer
 from fos_rl.data.row_text import RefusedRow, clean_text, parse_literal
+from fos_rl.rewards.answers import MAX_ANSWER_CHARS, find_answer
 
 # From here on not every integer is a 64-bit float.
 _EXACT_FLOATS = 2**53

@@ -9,7 +9,7 @@ from typing import Any
 
 from fos_rl.config import RunConfig
 from fos_rl.data.problems import Problem, Problems
-from fos_rl.data.verifiers import Rule
+from fos_rl.rewards.verifiers import Rule
 from fos_rl.types import Prompt
 
 _ENCODE_ROWS = 1000

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from fos_rl.algorithms.mismatch import mismatch_metrics
 from fos_rl.config import RunConfig
 from fos_rl.diagnose.hosts import host_pair
 from fos_rl.diagnose.parity import Parity, compare_hosts
@@ -30,10 +31,9 @@ from fos_rl.diagnose.rescore import (
 )
 from fos_rl.diagnose.rescore_report import print_attribution, print_mismatches
 from fos_rl.diagnose.scorer import run_forward
-from fos_rl.launch import planned
-from fos_rl.preflight import check_writable
-from fos_rl.trainer.mismatch import mismatch_metrics
-from fos_rl.whole_files import write_whole
+from fos_rl.files.whole import write_whole
+from fos_rl.run_folder.preflight import check_writable
+from fos_rl.runtime.launch import planned
 
 PROMPTS, RESPONSES = 8, 2
 """Parity samples two responses each to so many prompts."""

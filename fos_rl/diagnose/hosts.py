@@ -9,7 +9,7 @@ import torch
 
 from fos_rl.config import RunConfig
 from fos_rl.generator.engine import VllmGenerator
-from fos_rl.launch import Plan
+from fos_rl.runtime.launch import Plan
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout
 

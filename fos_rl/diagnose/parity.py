@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fos_rl.algorithms.mismatch import mismatch_metrics
 from fos_rl.diagnose.capture import capture
+from fos_rl.diagnose.full_vocabulary import full_vocabulary_kl
 from fos_rl.diagnose.operations import (
     Trace,
     concatenate,
@@ -22,8 +24,6 @@ from fos_rl.model.convert import QuantizedExperts, QuantizedLinear, named_codes
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.log_probs import scale_logits
 from fos_rl.quant.matmul import tensors_of
-from fos_rl.trainer.full_vocabulary import full_vocabulary_kl
-from fos_rl.trainer.mismatch import mismatch_metrics
 from fos_rl.trainer.packing import pack
 from fos_rl.trainer.routing import routing_flip_metrics
 from fos_rl.trainer.trainer import GrpoTrainer

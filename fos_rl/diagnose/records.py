@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fos_rl.files import read_json_lines
-from fos_rl.json_lines import read_run_lines, torn_tail
+from fos_rl.files.json_lines import read_run_lines, torn_tail
+from fos_rl.files.reading import read_json_lines
 from fos_rl.types import TrainBatch
 
 _ALIASES = {

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fos_rl.files import read_json_object
+from fos_rl.files.reading import read_json_object
+from fos_rl.files.whole import whole_folder
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf_config import parse_architecture, read_architecture
 from fos_rl.model.tiny import write_tiny_model
@@ -24,7 +25,6 @@ from fos_rl.model.weights import (
     write_weights,
 )
 from fos_rl.spec import ModelSpec
-from fos_rl.whole_files import whole_folder
 
 __all__ = [
     "hf_weight_shapes",

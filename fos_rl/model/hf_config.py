@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from fos_rl.files import is_number, read_json_object
+from fos_rl.files.reading import is_number, read_json_object
 from fos_rl.spec import Architecture, Family, RopeScaling
 
 
@@ -33,7 +33,7 @@ def parse_architecture(config: dict[str, Any], source: str = "config.json") -> A
     num_heads = reader.whole("num_attention_heads")
     num_kv_heads, head_dim = _heads(reader, family, hidden_size, num_heads)
     theta, scaling = _rope(reader)
-    # A Llama with experts is `fos_rl.model.upcycle`'s; transformers knows no such model.
+    # A Llama with experts is `fos_rl.tools.upcycle`'s; transformers knows no such model.
     has_experts = family == "qwen3_moe" or "num_experts" in config
     moe = _experts(reader, num_layers) if has_experts else {}
     return Architecture(

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from fos_rl.files import read_json_object
+from fos_rl.files.reading import read_json_object
 
 _AGAIN = "download the model's own"
 # What a tokenizer is made of, by the library that reads it.

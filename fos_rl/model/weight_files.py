@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fos_rl.files import read_json_object
+from fos_rl.files.reading import read_json_object
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("BF16", "F16", "F32", "F64")

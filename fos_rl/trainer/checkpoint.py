@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fos_rl.manifest import MANIFEST, read_manifest, write_manifest
+from fos_rl.files.manifest import MANIFEST, read_manifest, write_manifest
+from fos_rl.files.whole import whole_folder
 from fos_rl.model.finite import check_loaded
 from fos_rl.model.hf import named_hf_weights
 from fos_rl.spec import contract_difference
-from fos_rl.whole_files import whole_folder
 
 if TYPE_CHECKING:
     from fos_rl.trainer.trainer import GrpoTrainer

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fos_rl.dead_model import DeadModel
 from fos_rl.model.finite import are_usable, broken_tensor
 from fos_rl.model.hf import named_hf_weights
+from fos_rl.trainer.dead_model import DeadModel
 
 
 def check_updated(decoder: nn.Module) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from fos_rl.trainer.losses import PolicyLoss, PolicyTokens
+from fos_rl.algorithms.losses import PolicyLoss, PolicyTokens
 
 
 class StepSums:

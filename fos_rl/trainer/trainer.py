@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fos_rl.algorithms.aggregation import token_weights
+from fos_rl.algorithms.corrections import correct
+from fos_rl.algorithms.losses import PolicyTokens, policy_loss
+from fos_rl.algorithms.mismatch import mismatch_metrics, num_non_finite
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
@@ -18,8 +22,6 @@ from fos_rl.model.machine import peak_memory_gib
 from fos_rl.model.routing import RoutingReplay
 from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
-from fos_rl.trainer.aggregation import token_weights
-from fos_rl.trainer.corrections import correct
 from fos_rl.trainer.health import (
     check_log_probs,
     check_updated,
@@ -28,9 +30,7 @@ from fos_rl.trainer.health import (
     too_many_skipped,
 )
 from fos_rl.trainer.layer_errors import MAX_TOKENS, first_tokens, layer_errors
-from fos_rl.trainer.losses import PolicyTokens, policy_loss
 from fos_rl.trainer.masters import Masters
-from fos_rl.trainer.mismatch import mismatch_metrics, num_non_finite
 from fos_rl.trainer.packing import MicroBatch, pack
 from fos_rl.trainer.routing import routing_flip_metrics
 from fos_rl.trainer.step_metrics import StepSums, is_sound

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fos_rl.config import load_config
-from fos_rl.runs import RunFolder
+from fos_rl.run_folder.folder import RunFolder
 from fos_rl.types import Rollout, Sample, StepRecord
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_moe.toml"

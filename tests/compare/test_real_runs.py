@@ -8,7 +8,7 @@ from fos_rl.compare import Limit, compare
 from fos_rl.compare.load import load
 from fos_rl.compare.series import layer_errors
 from fos_rl.config import load_config
-from fos_rl.launch import train
+from fos_rl.runtime.launch import train
 from tests.compare.conftest import CONFIG, QUANTIZED
 
 K3 = "mismatch/kl_k3"

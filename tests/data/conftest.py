@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fos_rl.data import gold_check
-from fos_rl.data.verifiers import verify_by_value
+from fos_rl.rewards.verifiers import verify_by_value
 
 
 class InProcess:

@@ -191,7 +191,7 @@ def test_import_is_light() -> None:
     import sys
 
     code = (
-        "import sys, fos_rl.data.prompts, fos_rl.data.verifiers; "
+        "import sys, fos_rl.data.prompts, fos_rl.rewards.verifiers; "
         "print([m for m in ('torch', 'ray', 'vllm', 'datasets', 'sympy') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]

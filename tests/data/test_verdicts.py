@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from verdict_tables import verdict_rows, verdict_table
 
-from fos_rl.data.verifiers import verify
+from fos_rl.rewards.verifiers import verify
 
 DOCS = Path(__file__).parents[2] / "docs" / "verifier.md"
 VARIANTS = {

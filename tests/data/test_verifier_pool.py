@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fos_rl.config import RewardConfig
-from fos_rl.data import verifiers
-from fos_rl.data.verifiers import VERIFIER, VerifierPool
+from fos_rl.rewards import verifiers
+from fos_rl.rewards.verifiers import VERIFIER, VerifierPool
 from fos_rl.types import Rollout
 
 # The factorial of 10^8 keeps sympy busy for longer than any limit.
@@ -215,7 +215,7 @@ def test_an_unguarded_script_can_use_the_pool(tmp_path: Path) -> None:
     script.write_text(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         "from fos_rl.config import RewardConfig\n"
-        "from fos_rl.data.verifiers import VerifierPool\n"
+        "from fos_rl.rewards.verifiers import VerifierPool\n"
         "pool = VerifierPool(RewardConfig(workers=1))\n"
         "print(pool.score_texts([('Answer: 34', '34', 'stop')])[0].tolist())\n"
         "pool.close()\n"

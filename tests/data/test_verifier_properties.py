@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from answer_changes import equal, unequal
 
-from fos_rl.data.verifiers import verify
+from fos_rl.rewards.verifiers import verify
 
 SIZES = [500, pytest.param(5_000, marks=pytest.mark.long)]
 

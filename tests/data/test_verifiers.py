@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fos_rl.data.verifiers import verify, verify_by_value, verify_last_integer
+from fos_rl.rewards.verifiers import verify, verify_by_value, verify_last_integer
 
 HERE = Path(__file__).parent
 ECHO = (

@@ -4,7 +4,7 @@ import pytest
 
 from fos_rl.config import VowelsData
 from fos_rl.data.problems import load_problems
-from fos_rl.data.verifiers import RULES
+from fos_rl.rewards.verifiers import RULES
 
 
 @pytest.mark.parametrize(

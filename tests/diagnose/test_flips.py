@@ -18,7 +18,7 @@ from fos_rl.diagnose.rescore import Scene, explain_step, open_scene
 from fos_rl.diagnose.scorer import run_forward
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.runs import resolved_toml
+from fos_rl.run_folder.folder import resolved_toml
 
 RESPONSES, TOKENS = 32, 24
 

@@ -12,7 +12,7 @@ from fos_rl.diagnose.records import read_jsonl
 from fos_rl.diagnose.rescore import model_spec, open_scene
 from fos_rl.diagnose.scorer import run_forward
 from fos_rl.model.tiny import VOCAB_SIZE, write_tiny_model
-from fos_rl.runs import resolved_toml
+from fos_rl.run_folder.folder import resolved_toml
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 
 

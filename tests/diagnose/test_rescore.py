@@ -21,7 +21,7 @@ from fos_rl.diagnose.weight_versions import weights_of_run
 from fos_rl.generator.inspection import generator_decoder
 from fos_rl.model.convert import QuantizedLinear, prepare_weights
 from fos_rl.model.rope import RotaryTable
-from fos_rl.runs import RunFolder
+from fos_rl.run_folder.folder import RunFolder
 from fos_rl.trainer.checkpoint import checkpoint_folder, save_checkpoint
 from fos_rl.types import Prompt, Rollout, Sample, TrainBatch
 from tests.hosts import Hosts, batch_of, hosts, random_prompts

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from fos_rl.algorithms.groups import Sample
+from fos_rl.algorithms.noise_floor import floor_sample, noise_floor
 from fos_rl.config import RolloutConfig
-from fos_rl.groups import Sample
-from fos_rl.noise_floor import floor_sample, noise_floor
 from fos_rl.spec import Bf16
 from fos_rl.types import Rollout
 from tests.hosts import batch_of, hosts, random_prompts

@@ -10,8 +10,8 @@ import torch
 from decoders import random_samples, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fos_rl.model import smollm2
 from fos_rl.model.hf import read_architecture, read_weights
+from fos_rl.tools import smollm2
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 GGUF_NAMES = {ours: theirs for theirs, ours in smollm2._NAMES.items()}

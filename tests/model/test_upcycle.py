@@ -10,11 +10,11 @@ from decoders import Packed, random_samples
 from transformers import AutoModelForCausalLM
 
 from fos_rl.config import load_config
-from fos_rl.launch import train
 from fos_rl.model.hf import load_hf_weights, read_weights
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.model.upcycle import upcycle
-from fos_rl.runs import read_metrics
+from fos_rl.run_folder.folder import read_metrics
+from fos_rl.runtime.launch import train
+from fos_rl.tools.upcycle import upcycle
 
 ROOT = Path(__file__).parent.parent.parent
 SAMPLES = random_samples(7, 1, 20)

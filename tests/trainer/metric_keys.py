@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from fos_rl.metrics import METRICS
+from fos_rl.config.metrics import METRICS
 
 
 def _patterns() -> list[re.Pattern[str]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fos_rl.trainer.aggregation import token_weights
-from fos_rl.trainer.corrections import CorrectionFactors
-from fos_rl.trainer.losses import PolicyTokens
+from fos_rl.algorithms.aggregation import token_weights
+from fos_rl.algorithms.corrections import CorrectionFactors
+from fos_rl.algorithms.losses import PolicyTokens
 
 LENGTHS = [3, 1, 5, 2]
 # The first sequence's second token and the whole of the second sequence do not count.

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from fos_rl.trainer.advantages import group_advantages
+from fos_rl.algorithms.advantages import group_advantages
 
 
 def test_hand_worked_group():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fos_rl.trainer.aggregation import token_weights
+from fos_rl.algorithms.aggregation import token_weights
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ import pytest
 import torch
 from policy_batches import LENGTHS, policy_tokens, sequences
 
-from fos_rl.algorithm import (
+from fos_rl.algorithms.corrections import correct
+from fos_rl.algorithms.mismatch import MAX_LOG_RATIO
+from fos_rl.config.algorithm import (
     Correction,
     GeometricMask,
     MaskedWeights,
     NoCorrection,
     TruncatedWeights,
 )
-from fos_rl.trainer.corrections import correct
-from fos_rl.trainer.mismatch import MAX_LOG_RATIO
 
 CORRECTIONS: dict[str, Correction] = {
     "none": NoCorrection(),

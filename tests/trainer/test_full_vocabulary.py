@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fos_rl.trainer.full_vocabulary import full_vocabulary_kl
+from fos_rl.diagnose.full_vocabulary import full_vocabulary_kl
 
 
 def test_the_docstring_is_right():

@@ -13,12 +13,12 @@ from metric_keys import unknown_keys
 from safetensors.torch import load_file, save_file
 
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
-from fos_rl.dead_model import DeadModel, at_step
 from fos_rl.model.hf import named_hf_weights, read_architecture
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.trainer.checkpoint import load_checkpoint, save_checkpoint
+from fos_rl.trainer.dead_model import DeadModel, at_step
 from fos_rl.trainer.health import is_uniform
 from fos_rl.trainer.step_metrics import is_sound
 from fos_rl.trainer.trainer import GrpoTrainer

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fos_rl.trainer.mismatch import MAX_LOG_RATIO, mismatch_metrics, over_floor
+from fos_rl.algorithms.mismatch import MAX_LOG_RATIO, mismatch_metrics, over_floor
 
 KEYS = {
     *(f"log_prob_abs_diff/{name}" for name in ("mean", "p50", "p90", "p99", "max")),

@@ -1,0 +1,56 @@
+"""What a log-prob differs by when nothing differs but the batch it is computed in.
+
+The same weights on the same host give a token another log-prob in another batch: the shapes of the
+matrix products change the order of their additions. The generator sampled each token in a decode
+step; it scores some of them once more by its prefill. Without that floor beside it, a mismatch
+between two hosts says nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fos_rl.algorithms.mismatch import mismatch_metrics, over_floor
+from fos_rl.types import Generator, Sample
+
+TOKEN_FRACTION = 0.05
+"""Share of a step's tokens: a prefill of so few takes far less time than a step."""
+
+
+def noise_floor(generator: Generator, samples: Sequence[Sample], seed: int) -> dict[str, float]:
+    """`mismatch/floor_*`: the generator's prefill against its own decode steps, on some samples.
+
+    Call it while the generator still has the weights that it sampled with.
+    """
+    rollouts = [samples[i].rollout for i in floor_sample(token_counts(samples), seed)]
+    return mismatch_metrics(
+        generator.rescore(rollouts),
+        [np.array(r.log_probs, dtype=np.float32) for r in rollouts],
+        prefix="mismatch/floor_",
+    )
+
+
+def with_floor(metrics: dict[str, float], floor: dict[str, float]) -> dict[str, float]:
+    """A step's metrics with the floor's, and `mismatch/over_floor`: how many times the floor."""
+    both = metrics | floor
+    return both | over_floor(both)
+
+
+def token_counts(samples: Sequence[Sample]) -> list[int]:
+    """Tokens of each sample, prompt included."""
+    return [len(s.rollout.prompt_ids) + len(s.rollout.response_ids) for s in samples]
+
+
+def floor_sample(lengths: Sequence[int], seed: int) -> list[int]:
+    """Sequences drawn at random until TOKEN_FRACTION of the tokens is reached, and at least one.
+
+    The draw is a function of the seed and the number of sequences.
+    """
+    budget = TOKEN_FRACTION * sum(lengths)
+    chosen: list[int] = []
+    for index in np.random.default_rng(seed).permutation(len(lengths)).tolist():
+        budget -= lengths[index]
+        if budget < 0 and chosen:
+            break
+        chosen.append(index)
+    return chosen
