@@ -222,6 +222,21 @@ def test_evaluation_is_due_every_so_many_steps_and_at_the_end(tmp_path: Path, to
     assert {sampling.max_new_tokens for *_, sampling in oracle.calls} == {9}
 
 
+def test_answers_that_were_not_decided_are_counted(tmp_path: Path, tokenizer, monkeypatch) -> None:
+    file = _write(tmp_path / "two.jsonl", *({"question": f"{i}?", "answer": i} for i in (7, 8)))
+    section = {"sets": [file], "samples": 4, "max_new_tokens": 9}
+    config = parse_config({**TREE, "reward": {"workers": 0}, "eval": section})
+    counts = {"reward/errors": 1.0, "reward/timeouts": 2.0}
+    monkeypatch.setattr(
+        "fos_rl.rewards.verifiers.VerifierPool.score",
+        lambda self, rollouts, answers: (np.zeros(len(rollouts)), counts),
+    )
+    with Evaluator(config, [load_eval_set(file, tokenizer, 1000)]) as evaluator:
+        (result,) = evaluator.results(config.eval, _Oracle())
+    # Sampled and greedy responses are scored apart.
+    assert result.metrics()["eval/two/undecided"] == 6.0
+
+
 @pytest.mark.slow
 def test_a_run_evaluates_its_policy(tmp_path: Path) -> None:
     """Through Ray and vLLM. Evaluation draws from seeds of its own: the training is the same."""

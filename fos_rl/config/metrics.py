@@ -220,6 +220,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/<set>/pass@<k>", "unbiased estimate that one of k responses is right"),
         Metric("eval/<set>/greedy", "accuracy at temperature 0"),
         Metric("eval/<set>/truncated_frac", "responses cut at the limit of new tokens"),
+        Metric("eval/<set>/undecided", "answers the verifier gave up on (they score 0)"),
     ),
     "Time and memory": (
         Metric("time/{generate,reward,noise_floor,train,sync,step}_s", "seconds"),

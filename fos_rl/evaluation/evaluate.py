@@ -24,6 +24,8 @@ class SetResult:
     greedy: np.ndarray | None
     truncated_frac: float
     """Responses cut off at the limit of new tokens, of both kinds."""
+    undecided: int = 0
+    """Answers that the verifier gave up on, of both kinds; they score 0."""
 
     def metrics(self) -> dict[str, float]:
         values: dict[str, float] = {"truncated_frac": self.truncated_frac}
@@ -31,6 +33,8 @@ class SetResult:
             values |= accuracy_metrics(self.sampled)
         if self.greedy is not None:
             values["greedy"] = float(self.greedy.mean())
+        if self.undecided:
+            values["undecided"] = float(self.undecided)
         return {f"eval/{self.name}/{key}": value for key, value in values.items()}
 
 
@@ -76,12 +80,14 @@ class Evaluator:
             del kinds["greedy"]
         scores: dict[str, np.ndarray] = {}
         cut: list[bool] = []
+        undecided = 0
         for kind, (num_samples, temperature) in kinds.items():
             sampling = Sampling(
                 num_samples=num_samples, temperature=temperature, max_new_tokens=tokens
             )
             groups = generator.generate(eval_set.prompts, self.config.seed, sampling)
-            scores[kind] = self._score(eval_set, groups)
+            scores[kind], given_up = self._score(eval_set, groups)
+            undecided += given_up
             cut += [r.finish_reason == "length" for group in groups for r in group]
         return SetResult(
             name=eval_set.name,
@@ -89,18 +95,21 @@ class Evaluator:
             sampled=scores.get("sampled"),
             greedy=scores["greedy"][:, 0] if "greedy" in scores else None,
             truncated_frac=float(np.mean(cut)),
+            undecided=undecided,
         )
 
-    def _score(self, eval_set: EvalSet, groups: Sequence[Sequence[Rollout]]) -> np.ndarray:
-        """1 or 0 a response, [problems, samples]."""
+    def _score(
+        self, eval_set: EvalSet, groups: Sequence[Sequence[Rollout]]
+    ) -> tuple[np.ndarray, int]:
+        """1 or 0 for each response, [problems, samples], and how many could not be decided."""
         rollouts = [rollout for group in groups for rollout in group]
         answers = [
             prompt.answer
             for prompt, group in zip(eval_set.prompts, groups, strict=True)
             for _ in group
         ]
-        scores, _ = self._verifiers[eval_set.rule].score(rollouts, answers)
-        return scores.reshape(len(groups), -1)
+        scores, counts = self._verifiers[eval_set.rule].score(rollouts, answers)
+        return scores.reshape(len(groups), -1), int(sum(counts.values()))
 
 
 def accuracy_metrics(scores: np.ndarray) -> dict[str, float]:
