@@ -1,11 +1,13 @@
 """Exact mode through real Ray and real vLLM: two processes, and not a bit between them.
 
-Axes: family (dense, experts) x recipe. Prompts are shorter and longer than a cache block (32
+Axes: family (dense, experts) x recipe; two pairs always run, and the others in one process in
+tests/generator/test_exact.py. Prompts are shorter and longer than a cache block (32
 tokens), half of them share a prefix of 300 tokens that is computed once and then hit in the cache,
 and an engine step takes 128 tokens, so that prompts are split and share steps with decoding. Two
 policy versions.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +60,17 @@ def exact_config(folder: Path, recipe: str) -> RunConfig:
     )
 
 
+ALWAYS = {("qwen3", "four_over_six"), ("qwen3_moe", "mxfp8")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [
+        pytest.param(*pair, marks=[] if pair in ALWAYS else pytest.mark.long)
+        for pair in itertools.product(("qwen3", "qwen3_moe"), RECIPES)
+    ],
+)
 def test_log_probs_are_equal_to_the_last_bit(family: Family, recipe: str, tmp_path: Path) -> None:
     folder = write_tiny_model(family, tmp_path / "model", seed=0)
     config = exact_config(folder, recipe)

@@ -1,7 +1,8 @@
 """Exact mode in both hosts: log-probs equal to the last bit, through real vLLM in this process.
 
-Here in bf16 compute, which this CPU emulates, for one recipe each, dense and experts; all recipes
-in fp32 compute, through Ray, are in tests/test_exact_ray.py. Prompts are shorter and longer than a
+Axes: family (dense, experts) x recipe in fp32 compute, and one recipe each in bf16 compute, which
+this CPU emulates. tests/test_exact_ray.py has the two pairs that are not here, and more of them,
+through Ray. Prompts are shorter and longer than a
 cache block (32 tokens), half of them share a prefix of 300 tokens that is computed once and then
 hit in the cache, and an engine step takes 128 tokens, so that prompts are split and share steps
 with decoding. Two policy versions.
@@ -22,13 +23,20 @@ from fos_rl.model.attention import ExactPackedAttention, PackedAttention
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.ops import EXACT
 from fos_rl.quant import gemm
-from fos_rl.spec import Bf16, Family, FourOverSix, Precision
+from fos_rl.spec import Bf16, Family, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.types import Rollout, TrainBatch
 from tests.hosts import Hosts, batch_of, hosts, random_prompts
 
+FP32: dict[str, Any] = {"compute_dtype": "float32"}
 ARMS: list[tuple[Family, str, Precision]] = [
     ("qwen3", "four_over_six", FourOverSix()),
     ("qwen3_moe", "bf16", Bf16()),
+    ("qwen3", "bf16-fp32", Bf16(**FP32)),
+    ("qwen3", "mxfp8-fp32", Mxfp8(**FP32)),
+    ("qwen3", "nvfp4-fp32", Nvfp4(**FP32)),
+    ("qwen3_moe", "bf16-fp32", Bf16(**FP32)),
+    ("qwen3_moe", "nvfp4-fp32", Nvfp4(**FP32)),
+    ("qwen3_moe", "four_over_six-fp32", FourOverSix(**FP32, weight_block="1x16")),
 ]
 ROLLOUT = RolloutConfig(group_size=4, max_new_tokens=48, max_prompt_tokens=512, temperature=0.8)
 
