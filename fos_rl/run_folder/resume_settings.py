@@ -25,6 +25,7 @@ MAY_CHANGE = {
     "trainer.weight_decay": _PACE,
     "trainer.warmup_steps": _PACE,
     "trainer.max_grad_norm": _PACE,
+    "trainer.max_nonfinite_updates": "when a run with broken gradients is given up",
     "trainer.microbatch_tokens": _PLACE,
     "trainer.log_prob_chunk_tokens": _PLACE,
     "trainer.save_every": "how much a crash can cost",

@@ -66,10 +66,11 @@ def test_prefill_gives_the_log_probs_of_the_sampled_tokens_at_their_temperature(
 def test_the_floor_is_the_generators_own_difference(pair, monkeypatch):
     samples = [sample(r) for r in pair.generate(random_prompts(3))]
     floor = noise_floor(Rescorer(pair), samples, seed=3)
-    [chosen] = floor_sample(
-        [len(s.rollout.prompt_ids + s.rollout.response_ids) for s in samples], 3
-    )
-    rollout = samples[chosen].rollout
-    d = np.abs(rescore(pair, [rollout])[0] - np.array(rollout.log_probs, np.float32))
+    # So few tokens are all scored again, in the order of the draw.
+    order = floor_sample([len(s.rollout.prompt_ids + s.rollout.response_ids) for s in samples], 3)
+    assert sorted(order) == list(range(len(samples)))
+    rollouts = [samples[i].rollout for i in order]
+    decoded = np.concatenate([np.array(r.log_probs, np.float32) for r in rollouts])
+    d = np.abs(np.concatenate(rescore(pair, rollouts)) - decoded)
     assert floor["mismatch/floor_log_prob_abs_diff/mean"] == pytest.approx(d.mean(), rel=1e-5)
     assert floor["mismatch/floor_log_prob_abs_diff/max"] == pytest.approx(d.max(), rel=1e-5)
