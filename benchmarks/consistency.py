@@ -90,7 +90,7 @@ def measure(
             counts["generator"] = sum(len(r.response_ids) for r in rollouts)
             counts["trainer"] = counts["generator"] + sum(len(r.prompt_ids) for r in rollouts)
             theirs += [np.array(r.log_probs, np.float32) for r in rollouts]
-            again += pair.loop.run_until_complete(pair.generator.rescore(rollouts))
+            again += pair.generator.rescore(rollouts)
         metrics = mismatch_metrics(ours, theirs)
         metrics |= mismatch_metrics(again, theirs, prefix="mismatch/floor_")
         metrics |= over_floor(metrics)

@@ -1,5 +1,6 @@
-"""The main path: one GRPO step is six verbs, in this order, on whatever hosts it is given; between
-collating and training the noise floor is measured, and once a run the layers' errors."""
+"""The main path: one GRPO step is six verbs, in this order, on whatever trainer and generator it is
+given; between collating and training the noise floor is measured, and once per run the layers'
+errors."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from fos_rl.algorithms.groups import collate, rollout_metrics, score_groups, trainable, unmasked
 from fos_rl.algorithms.noise_floor import noise_floor, with_floor
 from fos_rl.config import RunConfig
+from fos_rl.model.sync import sync
 from fos_rl.trainer.dead_model import at_step
 from fos_rl.types import (
     Generator,
@@ -17,7 +19,6 @@ from fos_rl.types import (
     StepRecord,
     Trainer,
     Verifier,
-    WeightSync,
 )
 
 
@@ -27,16 +28,16 @@ class NoLearningSignal(RuntimeError):
 
 def grpo_steps(
     config: RunConfig,
+    *,
     prompts: PromptStream,
-    generator: Generator,
-    verifier: Verifier,
     trainer: Trainer,
-    sync_weights: WeightSync,
+    generator: Generator,
+    rewards: Verifier,
     journal: Journal,
     first_step: int = 0,
 ) -> Iterator[StepRecord]:
-    """Train, yielding a record a step. Weights are synced before the first rollout, too."""
-    sync_weights()
+    """Train, yielding a record per step. Weights are synced before the first rollout, too."""
+    sync(trainer, [generator])
     steps_without_signal = 0
     for step in range(first_step, config.steps):
         times: dict[str, float] = {}
@@ -44,7 +45,7 @@ def grpo_steps(
             batch_prompts = prompts.batch(step)
             groups = generator.generate(batch_prompts, seed=config.seed * 1_000_003 + step)
         with timed(times, "reward"):
-            samples, metrics = score_groups(batch_prompts, groups, verifier, config)
+            samples, metrics = score_groups(batch_prompts, groups, rewards, config)
         journal.rollouts(step, samples)
         metrics |= rollout_metrics(samples)
         learnable = trainable(samples)
@@ -62,7 +63,7 @@ def grpo_steps(
             metrics |= with_floor(result.metrics, floor)
         if learnable:
             with timed(times, "sync"):
-                sync_weights()
+                sync(trainer, [generator])
         metrics["memory/generator_peak_gib"] = generator.peak_memory_gib()
         metrics |= phase_metrics(times, samples, scored)
         yield StepRecord(step=step, metrics=metrics)

@@ -3,8 +3,9 @@
 Plain lists and numpy arrays: the driver never holds a tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -141,12 +142,32 @@ class Sampler(Protocol):
     def generate(
         self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
     ) -> list[list[Rollout]]:
-        """One group of rollouts a prompt, in the prompts' order; by default as the run samples."""
+        """A group of rollouts per prompt, in the prompts' order; by default as the run samples."""
+        ...
+
+
+class WeightSource(Protocol):
+    """Whose weights a sync carries."""
+
+    def weights_version(self) -> int:
+        """The policy version of the weights."""
+        ...
+
+    def weight_checksums(self) -> dict[str, int]:
+        """One checksum per tensor, by Hugging Face name."""
+        ...
+
+    def export_weights(self) -> Iterator[WeightBucket]:
+        """The bf16 weights by Hugging Face name, in buckets."""
         ...
 
 
 class Generator(Sampler, Protocol):
-    """A sampler that can look at its own tokens again."""
+    """A sampler whose weights are synced, and that can look at its own tokens again."""
+
+    def contract(self) -> dict[str, object]:
+        """What its spec says of log-probs; see `ModelSpec.contract`."""
+        ...
 
     def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         """Log-probs of the responses' tokens, computed once more in another batch."""
@@ -154,6 +175,18 @@ class Generator(Sampler, Protocol):
 
     def peak_memory_gib(self) -> float:
         """The most memory held so far."""
+        ...
+
+    def heartbeat(self) -> int:
+        """Engine steps so far; answers while responses are generated."""
+        ...
+
+    def begin_weight_sync(self) -> None: ...
+
+    def load_weight_bucket(self, bucket: WeightBucket) -> None: ...
+
+    def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
+        """Compare every tensor; only then are the new weights sampled with."""
         ...
 
 
@@ -165,8 +198,12 @@ class Verifier(Protocol):
         ...
 
 
-class Trainer(Protocol):
+class Trainer(WeightSource, Protocol):
     """Owns the fp32 masters and the optimizer."""
+
+    def contract(self) -> dict[str, object]:
+        """What its spec says of log-probs; see `ModelSpec.contract`."""
+        ...
 
     def step(self, batch: TrainBatch) -> StepResult: ...
 
@@ -178,11 +215,15 @@ class Trainer(Protocol):
         """Relative error of each layer's quantized products on the batch's first tokens."""
         ...
 
+    def save_model(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder."""
+        ...
 
-class WeightSync(Protocol):
-    """Carry the trainer's bf16 weights to the generator and compare checksums."""
+    def save_checkpoint(self, folder: Path, settings: dict[str, object]) -> None:
+        """Write all that a bit-equal continuation needs, with the run's settings."""
+        ...
 
-    def __call__(self) -> None: ...
+    def load_checkpoint(self, folder: Path) -> None: ...
 
 
 class Journal(Protocol):

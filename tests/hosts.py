@@ -1,6 +1,5 @@
 """Both hosts in one process, for tests of what they compute: real vLLM, no Ray."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,20 @@ from fos_rl.config import (
 )
 from fos_rl.generator.engine import VllmGenerator
 from fos_rl.model.hf import read_architecture
+from fos_rl.model.sync import sync
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, Consistency, Family, ModelSpec, Precision
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout, TrainBatch
+
+
+class SmallBuckets:
+    """A trainer as the source of a sync, in buckets of 100 KB."""
+
+    def __init__(self, trainer: GrpoTrainer) -> None:
+        self.weights_version = trainer.weights_version
+        self.weight_checksums = trainer.weight_checksums
+        self.export_weights = lambda: trainer.export_weights(bucket_bytes=100_000)
 
 
 class Hosts:
@@ -40,7 +49,6 @@ class Hosts:
         spec = ModelSpec(
             architecture=read_architecture(folder), precision=precision, consistency=consistency
         )
-        self.loop = asyncio.new_event_loop()
         engine = engine or GeneratorConfig(kv_cache_gib=0.2, max_num_seqs=16)
         self.generator = VllmGenerator(spec, folder, rollout, engine, device)
         self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device(device))
@@ -50,23 +58,15 @@ class Hosts:
             host.rollout = host.rollout.model_copy(update={"temperature": temperature})
 
     def sync(self) -> None:
-        self.loop.run_until_complete(self._sync())
-
-    async def _sync(self) -> None:
-        await self.generator.begin_weight_sync()
-        for bucket in self.trainer.export_weights(bucket_bytes=100_000):
-            await self.generator.load_weight_bucket(bucket)
-        await self.generator.finish_weight_sync(
-            self.trainer.policy_version, self.trainer.weight_checksums()
-        )
+        """Many small buckets, as a large model's."""
+        sync(SmallBuckets(self.trainer), [self.generator])
 
     def generate(self, prompts: list[Prompt], seed: int = 0) -> list[Rollout]:
-        groups = self.loop.run_until_complete(self.generator.generate(prompts, seed))
+        groups = self.generator.generate(prompts, seed)
         return [rollout for group in groups for rollout in group]
 
     def close(self) -> None:
         self.generator.close()
-        self.loop.close()
 
 
 @contextmanager

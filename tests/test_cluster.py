@@ -4,54 +4,75 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import pytest
 import ray
 
 from fos_rl.config import parse_config
-from fos_rl.runtime.cluster import Cluster, _init_ray, find_cluster
+from fos_rl.runtime.cluster import _init_ray, find_cluster
+from fos_rl.runtime.handles import Actor, Handle
 
 CONFIG = parse_config(
     {"model": {"path": "x"}, "data": {"type": "vowels"}, "cluster": {"call_timeout_s": 2.0}}
 )
 
 
+class Verbs(Protocol):
+    """What the target of these tests answers."""
+
+    def slow(self) -> None: ...
+
+    def wrong(self) -> None: ...
+
+    def broken(self) -> None: ...
+
+    def die(self) -> None: ...
+
+    def add(self, left: int, right: int) -> int: ...
+
+    def stream(self) -> Iterator[int]: ...
+
+
+class Target:
+    def slow(self) -> None:
+        time.sleep(60)
+
+    def wrong(self) -> None:
+        raise ValueError("data.path = 3: no")
+
+    def broken(self) -> None:
+        raise KeyError("layer")
+
+    def die(self) -> None:
+        os._exit(1)
+
+    def add(self, left: int, right: int) -> int:
+        return left + right
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+        time.sleep(60)
+
+
 @pytest.fixture(scope="module")
-def actor() -> Iterator:
-    """A function that starts an actor with a slow, a failing and a deadly method."""
-
-    class Actor:
-        def slow(self) -> None:
-            time.sleep(60)
-
-        def wrong(self) -> None:
-            raise ValueError("data.path = 3: no")
-
-        def broken(self) -> None:
-            raise KeyError("layer")
-
-        def die(self) -> None:
-            os._exit(1)
-
-        def stream(self):
-            yield 1
-            time.sleep(60)
-
+def start() -> Iterator:
+    """A function that gives the handle of a new actor, under a limit of 2 s for each call."""
     _init_ray(CONFIG)
-    yield lambda: ray.remote(Actor).options(num_cpus=0).remote()
+
+    def started() -> Any:
+        # Two calls at a time, as the cluster's.
+        actor = ray.remote(Actor).options(num_cpus=0, max_concurrency=2).remote()
+        # The start is not what the limit is about.
+        ray.get(actor.start.remote(Target))
+        return Handle(Verbs, "trainer", actor, CONFIG.cluster.call_timeout_s)
+
+    yield started
     ray.shutdown()
 
 
-@pytest.fixture
-def cluster() -> Cluster:
-    """Only the waiting of a cluster: no actors are started."""
-    waiting = object.__new__(Cluster)
-    waiting.config = CONFIG
-    return waiting
-
-
 @pytest.mark.parametrize(
-    ("method", "error", "words"),
+    ("verb", "error", "words"),
     [
         ("slow", RuntimeError, "trainer did not answer slow within 2 s; its logs are in .*logs"),
         ("wrong", ValueError, "data.path = 3: no"),
@@ -59,22 +80,32 @@ def cluster() -> Cluster:
         ("die", RuntimeError, "trainer died during die; its logs are in"),
     ],
 )
-def test_errors_name_the_actor_and_the_call(actor, cluster, method, error, words) -> None:
-    started = actor()
-    # The start is not what the limit is about.
-    ray.get(started.__ray_ready__.remote())
+def test_errors_name_the_actor_and_the_call(start, verb, error, words) -> None:
     with pytest.raises(error, match=words):
-        cluster._get("trainer", method, getattr(started, method).remote())
+        getattr(start(), verb)()
 
 
-def test_a_stream_that_stops_is_named(actor, cluster) -> None:
-    started = actor()
-    ray.get(started.__ray_ready__.remote())
-    stream = started.stream.options(num_returns="streaming").remote()
-    buckets = cluster._buckets(stream)
-    assert ray.get(next(buckets)) == 1
-    with pytest.raises(RuntimeError, match="trainer did not answer export_weights within 2 s"):
-        next(buckets)
+def test_a_handle_has_the_verbs_of_its_protocol_and_takes_references(start) -> None:
+    handle = start()
+    assert handle.add(1, right=2) == 3
+    reference = next(handle.stream())
+    assert handle.add(reference, 10) == 11
+    with pytest.raises(AttributeError, match="trainer has no verb 'close'"):
+        handle.close()
+
+
+def test_an_actor_answers_while_it_works(start) -> None:
+    handle = start()
+    working = handle.actor.call.remote("slow")
+    assert handle.add(2, 3) == 5
+    assert not ray.wait([working], timeout=0)[0]
+
+
+def test_a_stream_that_stops_is_named(start) -> None:
+    results = start().stream()
+    assert ray.get(next(results)) == 1
+    with pytest.raises(RuntimeError, match="trainer did not answer stream within 2 s"):
+        next(results)
 
 
 @pytest.mark.parametrize("address", ["foo", "", "1.2.3.4", "h:", ":6379", "ray://h:1", "h:70000"])

@@ -15,6 +15,7 @@ import pytest
 
 from fos_rl.config import RunConfig, parse_config
 from fos_rl.model.hf import read_architecture
+from fos_rl.model.sync import sync
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.runtime.cluster import Cluster, plan_placement
 from fos_rl.spec import Family, ModelSpec
@@ -82,10 +83,10 @@ def test_log_probs_are_equal_to_the_last_bit(family: Family, recipe: str, tmp_pa
     tokens = 0
     with Cluster(config, spec, folder, plan_placement(config, 0)) as cluster:
         for version, prompts in enumerate((random_prompts(8), random_prompts(4))):
-            cluster.sync_weights()
-            groups = cluster.generate(prompts, seed=version)
+            sync(cluster.trainer, [cluster.generator])
+            groups = cluster.generator.generate(prompts, seed=version)
             rollouts = [rollout for group in groups for rollout in group]
-            result = cluster.step(batch_of(rollouts))
+            result = cluster.trainer.step(batch_of(rollouts))
             assert result.policy_version == version + 1
             assert result.metrics["trainer/grad_norm"] > 0
             theirs = np.concatenate([np.array(r.log_probs, np.float64) for r in rollouts])

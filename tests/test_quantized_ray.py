@@ -12,6 +12,7 @@ import tomli_w
 
 from fos_rl.cli import main
 from fos_rl.config import RunConfig, parse_config
+from fos_rl.model.sync import sync
 from fos_rl.runtime import cluster as cluster_module
 from fos_rl.runtime.cluster import Cluster
 from fos_rl.runtime.launch import planned
@@ -46,7 +47,7 @@ def tree(family: str, precision: dict[str, Any]) -> dict[str, Any]:
     return {**TREE, "model": model, "cluster": {"address": "auto"}}
 
 
-def digests(actor: Any, host: str) -> dict[str, str]:
+def digests(handle: Any, host: str) -> dict[str, str]:
     """SHA-256 of every code, block scale and global amax in an actor's decoder."""
 
     # Defined here, so that Ray sends it by value.
@@ -62,19 +63,19 @@ def digests(actor: Any, host: str) -> dict[str, str]:
             }
 
         if host == "trainer":
-            return of(self.trainer.decoder)
-        [result] = self.generator._engine.apply_model(lambda model: of(model.decoder))
+            return of(self.target.decoder)
+        [result] = self.target._engine.apply_model(lambda model: of(model.decoder))
         return result
 
-    return ray.get(actor.__ray_call__.remote(inside), timeout=120)
+    return ray.get(handle.actor.__ray_call__.remote(inside), timeout=120)
 
 
 def one_step(config: RunConfig, cluster: Cluster, prompts: Any) -> None:
-    rollouts = [r for group in cluster.generate(prompts.batch(0), seed=0) for r in group]
+    rollouts = [r for group in cluster.generator.generate(prompts.batch(0), seed=0) for r in group]
     advantages = np.random.default_rng(0).normal(size=len(rollouts))
-    result = cluster.step(batch_of(rollouts, advantages))
+    result = cluster.trainer.step(batch_of(rollouts, advantages))
     assert result.metrics["trainer/grad_norm"] > 0
-    cluster.sync_weights()
+    sync(cluster.trainer, [cluster.generator])
 
 
 @pytest.mark.slow
@@ -100,7 +101,7 @@ def test_codes_are_equal_after_a_real_step(
         planned(config) as plan,
         Cluster(config, plan.spec, plan.model_folder, plan.placement) as cluster,
     ):
-        cluster.sync_weights()
+        sync(cluster.trainer, [cluster.generator])
         before = digests(cluster.trainer, "trainer")
         assert digests(cluster.generator, "generator") == before
         one_step(config, cluster, plan.prompts)
@@ -124,10 +125,10 @@ def test_hosts_of_different_contracts_do_not_start(
             precision = spec.precision.model_copy(update=other)
             self.spec = spec.model_copy(update={"precision": precision})
 
-        async def contract(self) -> dict[str, object]:
+        def contract(self) -> dict[str, object]:
             return self.spec.contract()
 
-    monkeypatch.setattr(cluster_module, "GeneratorActor", OtherGenerator)
+    monkeypatch.setattr(cluster_module, "build_generator", OtherGenerator)
     path = tmp_path / "run.toml"
     path.write_text(tomli_w.dumps(tree("qwen3", FOUR_OVER_SIX)))
     status = main(["train", str(path), "--out", str(tmp_path / "run")])

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,25 +139,21 @@ def test_a_run_evaluates_its_policy(run: Path, tmp_path: Path) -> None:
         assert got["loss/policy"] == pytest.approx(want["loss/policy"], abs=1e-6)
 
 
-class _WithoutRay:
-    """The cluster's part in a run, with a real trainer and responses that are never right."""
+class _NeverRight:
+    """A generator of responses that are never right, whatever its weights."""
 
-    def __init__(self, config: RunConfig, spec: ModelSpec, folder: Path, _: object) -> None:
-        self.config = config
-        sections = (config.rollout, config.algorithm, config.trainer)
-        self.trainer = GrpoTrainer(spec, folder, *sections, torch.device("cpu"))
-        self.measure, self.step = self.trainer.measure, self.trainer.step
-        self.layer_errors, self.save_model = self.trainer.layer_errors, self.trainer.save_model
-        self.sync_weights, self.peak_memory_gib = (lambda: None), (lambda: 0.0)
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.begin_weight_sync = self.load_weight_bucket = self.finish_weight_sync = self._ignore
 
-    def __enter__(self) -> "_WithoutRay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _ignore(self, *_: object) -> None:
         pass
 
+    def peak_memory_gib(self) -> float:
+        return 0.0
+
     def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
-        return [[self._response(prompt)] * self.config.rollout.group_size for prompt in prompts]
+        return [[self._response(prompt)] * self.group_size for prompt in prompts]
 
     def _response(self, prompt: Prompt) -> Rollout:
         return Rollout(
@@ -167,11 +165,19 @@ class _WithoutRay:
         return [np.array(rollout.log_probs, dtype=np.float32) for rollout in rollouts]
 
 
+@contextmanager
+def _without_ray(config: RunConfig, spec: ModelSpec, folder: Path, _: object) -> Iterator[object]:
+    """The cluster's part in a run, with a real trainer."""
+    sections = (config.rollout, config.algorithm, config.trainer)
+    trainer = GrpoTrainer(spec, folder, *sections, torch.device("cpu"))
+    yield SimpleNamespace(trainer=trainer, generator=_NeverRight(config.rollout.group_size))
+
+
 def test_a_run_without_signal_says_so_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every reward is 0; what was learned before is kept."""
-    monkeypatch.setattr(launch, "Cluster", _WithoutRay)
+    monkeypatch.setattr(launch, "Cluster", _without_ray)
     settings = ["data.type=arithmetic", "algorithm.max_zero_variance_steps=2", "steps=50"]
     with pytest.raises(NoLearningSignal, match="no group had reward variance for 2 steps"):
         train(load_config(TINY_MOE, settings), tmp_path / "run")

@@ -7,7 +7,6 @@ and seeds, bf16 instead of the arm's precision. Some seconds per run after the e
 """
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from fos_rl.config import load_config  # noqa: E402
 from fos_rl.data.eval_sets import load_eval_sets  # noqa: E402
-from fos_rl.evaluation.command import Engine  # noqa: E402
 from fos_rl.evaluation.evaluate import Evaluator  # noqa: E402
 from fos_rl.generator.engine import VllmGenerator  # noqa: E402
-from fos_rl.generator.folder_weights import load_folder_weights  # noqa: E402
+from fos_rl.generator.folder_weights import FolderWeights  # noqa: E402
 from fos_rl.model.hf import read_architecture  # noqa: E402
+from fos_rl.model.sync import sync  # noqa: E402
 from fos_rl.spec import ModelSpec  # noqa: E402
 
 
@@ -36,20 +35,18 @@ def main() -> None:
     first = load_config(runs[0] / "config.toml")
     spec = ModelSpec(architecture=read_architecture(runs[0] / "model"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loop = asyncio.new_event_loop()
     generator = VllmGenerator(spec, runs[0] / "model", first.rollout, first.generator, device)
     for run in runs:
         config = load_config(run / "config.toml")
         assert config.eval is not None
         sets = load_eval_sets(config, AutoTokenizer.from_pretrained(run / "model"))
-        loop.run_until_complete(load_folder_weights(generator, run / "model"))
+        sync(FolderWeights(spec, run / "model"), [generator])
         with Evaluator(config, sets) as evaluator:
-            results = evaluator.results(config.eval, Engine(generator, loop))
+            results = evaluator.results(config.eval, generator)
         metrics = {key: value for result in results for key, value in result.metrics().items()}
         (run / "eval_bf16.json").write_text(json.dumps(metrics, indent=2) + "\n")
         print(run, metrics, flush=True)
     generator.close()
-    loop.close()
 
 
 if __name__ == "__main__":

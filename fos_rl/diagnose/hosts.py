@@ -1,6 +1,5 @@
 """Both hosts of a run in this process, to be looked into; no Ray."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ import torch
 
 from fos_rl.config import RunConfig
 from fos_rl.generator.engine import VllmGenerator
+from fos_rl.model.sync import sync
 from fos_rl.runtime.launch import Plan
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout
@@ -22,7 +22,8 @@ class HostPair:
     generator: VllmGenerator
 
     def sample(self, prompts: list[Prompt], seed: int) -> list[Rollout]:
-        groups = asyncio.run(_sync_and_generate(self.trainer, self.generator, prompts, seed))
+        sync(self.trainer, [self.generator])
+        groups = self.generator.generate(prompts, seed)
         return [rollout for group in groups for rollout in group]
 
 
@@ -49,13 +50,3 @@ def host_pair(plan: Plan, config: RunConfig) -> Iterator[HostPair]:
         yield HostPair(trainer=trainer, generator=generator)
     finally:
         generator.close()
-
-
-async def _sync_and_generate(
-    trainer: GrpoTrainer, generator: VllmGenerator, prompts: list[Prompt], seed: int
-) -> list[list[Rollout]]:
-    await generator.begin_weight_sync()
-    for bucket in trainer.export_weights():
-        await generator.load_weight_bucket(bucket)
-    await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
-    return await generator.generate(prompts, seed)

@@ -1,6 +1,5 @@
 """`fos-rl eval`: the accuracy of a model or a trained run, in one or more precisions."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +18,14 @@ from fos_rl.data.eval_sets import load_eval_sets
 from fos_rl.evaluation.evaluate import Evaluator, SetResult
 from fos_rl.files.whole import write_whole
 from fos_rl.generator.engine import VllmGenerator
-from fos_rl.generator.folder_weights import load_folder_weights
+from fos_rl.generator.folder_weights import FolderWeights
 from fos_rl.model.hf import hf_weight_shapes, read_architecture, resolve_model
 from fos_rl.model.machine import check_precision
+from fos_rl.model.sync import sync
 from fos_rl.model.tokenizer import check_tokenizer, load_tokenizer
 from fos_rl.model.weight_files import check_weights
 from fos_rl.run_folder.preflight import check_cache, check_head_size, check_lengths, check_writable
 from fos_rl.spec import ModelSpec, Precision
-from fos_rl.types import Prompt, Rollout, Sampling
 
 
 def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path | None) -> int:
@@ -66,8 +65,8 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     found: dict[str, list[SetResult]] = {}
     with Evaluator(config, sets) as evaluator:
         for spec in specs:
-            with _engine(spec, folder, config, device) as engine:
-                found[spec.precision.recipe] = evaluator.results(settings, engine)
+            with _generator(spec, folder, config, device) as generator:
+                found[spec.precision.recipe] = evaluator.results(settings, generator)
     console.print(_table(config.model.path, found))
     if out is not None:
         write_whole(out, json.dumps(_as_json(config, settings, found), indent=2) + "\n")
@@ -75,31 +74,17 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     return 0
 
 
-class Engine:
-    """vLLM in this process behind the loop's Sampler protocol."""
-
-    def __init__(self, generator: VllmGenerator, loop: asyncio.AbstractEventLoop) -> None:
-        self.generator = generator
-        self.loop = loop
-
-    def generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
-    ) -> list[list[Rollout]]:
-        return self.loop.run_until_complete(self.generator.generate(prompts, seed, sampling))
-
-
 @contextmanager
-def _engine(spec: ModelSpec, folder: Path, config: RunConfig, device: str) -> Iterator[Engine]:
-    loop = asyncio.new_event_loop()
-    generator = VllmGenerator(
-        spec, folder, config.rollout, config.generator, "cuda" if device == "cuda" else "cpu"
-    )
+def _generator(
+    spec: ModelSpec, folder: Path, config: RunConfig, device: Literal["cpu", "cuda"]
+) -> Iterator[VllmGenerator]:
+    """vLLM in this process with the folder's weights."""
+    generator = VllmGenerator(spec, folder, config.rollout, config.generator, device)
     try:
-        loop.run_until_complete(load_folder_weights(generator, folder))
-        yield Engine(generator, loop)
+        sync(FolderWeights(spec, folder), [generator])
+        yield generator
     finally:
         generator.close()
-        loop.close()
 
 
 def _table(title: str, found: dict[str, list[SetResult]]) -> Table:

@@ -1,11 +1,7 @@
-"""The generator: vLLM's V1 engine in this process, stepped by an asyncio task.
+"""The generator: vLLM's V1 engine in this process, stepped once per batch until all have ended."""
 
-Requests are added while others decode; weights are replaced between two engine steps.
-"""
-
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -57,10 +53,7 @@ class VllmGenerator:
         self.policy_version = -1
         self._checksums: dict[str, int] = {}
         self._request_ids = itertools.count()
-        self._pending: list[tuple[str, Prompt, SamplingParams]] = []
-        self._futures: dict[str, asyncio.Future[RequestOutput]] = {}
-        self._stepper: asyncio.Task[None] | None = None
-        self._engine_lock: asyncio.Lock | None = None
+        self._engine_steps = 0
         # One thread makes every engine call: OpenMP keeps a team of threads per calling thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._engine = self._thread.submit(
@@ -74,10 +67,10 @@ class VllmGenerator:
     def contract(self) -> dict[str, object]:
         return self.spec.contract()
 
-    async def generate(
+    def generate(
         self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
     ) -> list[list[Rollout]]:
-        """A group of rollouts a prompt; the same prompts and seed sample the same tokens.
+        """A group of rollouts per prompt; the same prompts and seed sample the same tokens.
 
         Args:
             sampling: by default the rollout settings'.
@@ -92,20 +85,24 @@ class VllmGenerator:
             temperature=self.rollout.temperature,
             max_new_tokens=self.rollout.max_new_tokens,
         )
-        groups = await asyncio.gather(
-            *(
-                self._generate_group(prompt, seed * 1_000_003 + index, sampling)
-                for index, prompt in enumerate(prompts)
-            )
-        )
-        return list(groups)
+        return self._in_engine_thread(lambda: self._generate(prompts, seed, sampling))
 
-    async def _generate_group(self, prompt: Prompt, seed: int, sampling: Sampling) -> list[Rollout]:
-        seeds = (seed * 4093 + i for i in range(sampling.num_samples))
-        return list(await asyncio.gather(*(self._sample(prompt, s, sampling) for s in seeds)))
+    def _generate(
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling
+    ) -> list[list[Rollout]]:
+        groups: list[list[str]] = []
+        for index, prompt in enumerate(prompts):
+            first = (seed * 1_000_003 + index) * 4093
+            seeds = range(first, first + sampling.num_samples)
+            groups.append([self._add_request(prompt, s, sampling) for s in seeds])
+        outputs = self._finish_all()
+        return [
+            [self._rollout(prompt, outputs[request_id]) for request_id in group]
+            for prompt, group in zip(prompts, groups, strict=True)
+        ]
 
-    async def _sample(self, prompt: Prompt, seed: int, sampling: Sampling) -> Rollout:
-        version = self.policy_version
+    def _add_request(self, prompt: Prompt, seed: int, sampling: Sampling) -> str:
+        request_id = str(next(self._request_ids))
         params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
@@ -124,7 +121,30 @@ class VllmGenerator:
                 f"{params.temperature:g}, and log-probs would be of another distribution than the "
                 "trainer's; use 0.01 to 2, or 0 for greedy responses"
             )
-        output = await self._request(prompt, params)
+        self._engine.add_request(
+            request_id, TokensPrompt(prompt_token_ids=prompt.token_ids), params
+        )
+        return request_id
+
+    def _finish_all(self) -> dict[str, RequestOutput]:
+        """Step the engine until every request has ended; its last output by request id."""
+        finished: dict[str, RequestOutput] = {}
+        while self._engine.has_unfinished_requests():
+            for output in cast("list[RequestOutput]", self._engine.step()):
+                if output.finished:
+                    finished[output.request_id] = output
+            self._between_steps()
+        return finished
+
+    def _between_steps(self) -> None:
+        """What is done after each engine step, before the next."""
+        self._engine_steps += 1
+
+    def heartbeat(self) -> int:
+        """Engine steps so far; another thread may ask while responses are generated."""
+        return self._engine_steps
+
+    def _rollout(self, prompt: Prompt, output: RequestOutput) -> Rollout:
         completion = output.outputs[0]
         log_probs = cast(FlatLogprobs, completion.logprobs)
         assert log_probs.token_ids == list(completion.token_ids)
@@ -134,22 +154,20 @@ class VllmGenerator:
             response_ids=list(completion.token_ids),
             log_probs=log_probs.logprobs,
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, "abort"),
-            policy_version=version,
+            policy_version=self.policy_version,
             text=self._tokenizer.decode(completion.token_ids, skip_special_tokens=True),
             experts=self._routing.pop(output.request_id) if self._routing else None,
         )
 
-    async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        """fp32 log-probs of the responses' tokens by the prefill, one array a rollout.
+    def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        """fp32 log-probs of the responses' tokens by the prefill, one array per rollout.
 
-        They were sampled by decode steps: the difference is what this host gives the same tokens
-        under the same weights in another batch. Call it while nothing is generated.
+        They were sampled by decode steps: the difference is what the generator gives the same
+        tokens under the same weights in another batch.
         """
-        async with self._lock:
-            assert not self._futures, "rescore called while requests are running"
-            scored = await self._in_engine_thread(
-                lambda: prefill_log_probs(self._engine, rollouts, self.rollout.temperature)
-            )
+        scored = self._in_engine_thread(
+            lambda: prefill_log_probs(self._engine, rollouts, self.rollout.temperature)
+        )
         if self._routing is not None:
             self._routing.forget()
         return scored
@@ -158,39 +176,6 @@ class VllmGenerator:
         """The most that weights, cache, graphs and activations have held since vLLM last reset its
         count, which it does before it fills its cache."""
         return peak_memory_gib(self.device)
-
-    async def _request(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        request_id = str(next(self._request_ids))
-        self._futures[request_id] = asyncio.get_running_loop().create_future()
-        self._pending.append((request_id, prompt, params))
-        if self._stepper is None or self._stepper.done():
-            self._stepper = asyncio.create_task(self._step_until_idle())
-        return await self._futures[request_id]
-
-    async def _step_until_idle(self) -> None:
-        try:
-            while self._futures:
-                async with self._lock:
-                    outputs = await self._in_engine_thread(self._step)
-                for output in outputs:
-                    self._futures.pop(output.request_id).set_result(output)
-                # Let new requests and weight updates in between two steps.
-                await asyncio.sleep(0)
-        except Exception as error:
-            # Every waiting request learns why the engine stopped.
-            for future in self._futures.values():
-                future.set_exception(error)
-            self._futures.clear()
-
-    def _step(self) -> list[RequestOutput]:
-        """One engine step over everything requested so far; returns what finished."""
-        pending, self._pending = self._pending, []
-        for request_id, prompt, params in pending:
-            self._engine.add_request(
-                request_id, TokensPrompt(prompt_token_ids=prompt.token_ids), params
-            )
-        outputs = cast("list[RequestOutput]", self._engine.step())
-        return [output for output in outputs if output.finished]
 
     def close(self) -> None:
         """Free the engine, so that another can be built in this process."""
@@ -202,70 +187,53 @@ class VllmGenerator:
         del self._engine
         cleanup_dist_env_and_memory()
 
-    # Weight sync: begin, buckets, finish; the lock keeps engine steps out of a half-loaded model.
+    # Weight sync: begin, buckets, finish; `fos_rl.model.sync` calls them in order.
 
-    async def begin_weight_sync(self) -> None:
-        """Close the gate for engine steps; ValueError names weights changed since the last sync."""
-        await self._lock.acquire()
-        try:
-            if self.policy_version >= 0:
-                actual = await self._rpc("weight_checksums")
-                changed = checksum_differences(actual, self._checksums)
-                if changed:
-                    raise ValueError(
-                        "generator weights changed behind the sync's back since policy version "
-                        f"{self.policy_version}: {', '.join(changed[:5])}"
-                    )
-            # Until finish, the model is half old and half new and must not sample.
-            self.policy_version = -1
-            await self._rpc("begin_weight_sync")
-        except BaseException:
-            self._lock.release()
-            raise
+    def begin_weight_sync(self) -> None:
+        """Nothing samples until finish; ValueError names weights changed since the last sync."""
+        if self.policy_version >= 0:
+            changed = checksum_differences(self._rpc("weight_checksums"), self._checksums)
+            if changed:
+                raise ValueError(
+                    "generator weights changed behind the sync's back since policy version "
+                    f"{self.policy_version}: {', '.join(changed[:5])}"
+                )
+        # Until finish, the model is half old and half new and must not sample.
+        self.policy_version = -1
+        self._rpc("begin_weight_sync")
 
-    async def load_weight_bucket(self, bucket: WeightBucket) -> None:
-        await self._rpc("load_weight_bucket", bucket)
+    def load_weight_bucket(self, bucket: WeightBucket) -> None:
+        self._rpc("load_weight_bucket", bucket)
 
-    async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
+    def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
         """Compare every tensor with the trainer's checksum and drop cached keys and values.
 
         Raises:
             ValueError: naming the tensors that are missing or differ.
         """
-        try:
-            loaded = await self._rpc("finish_weight_sync")
-            wrong = checksum_differences(loaded, checksums)
-            if wrong:
-                raise ValueError(
-                    f"weight sync to policy version {policy_version}: {len(wrong)} tensors differ "
-                    f"from the trainer's: {', '.join(wrong[:5])}"
-                )
-            await self._in_engine_thread(self._reset_prefix_cache)
-            self._checksums = loaded
-            self.policy_version = policy_version
-        finally:
-            self._lock.release()
+        loaded = self._rpc("finish_weight_sync")
+        wrong = checksum_differences(loaded, checksums)
+        if wrong:
+            raise ValueError(
+                f"weight sync to policy version {policy_version}: {len(wrong)} tensors differ "
+                f"from the trainer's: {', '.join(wrong[:5])}"
+            )
+        self._in_engine_thread(self._reset_prefix_cache)
+        self._checksums = loaded
+        self.policy_version = policy_version
 
     def _reset_prefix_cache(self) -> None:
         # Cached keys and values are of the old weights.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM refused to reset its prefix cache: requests are running")
 
-    @property
-    def _lock(self) -> asyncio.Lock:
-        if self._engine_lock is None:
-            self._engine_lock = asyncio.Lock()
-        return self._engine_lock
-
-    async def _rpc(self, method: str, *args: object) -> Any:
+    def _rpc(self, method: str, *args: object) -> Any:
         """Call a WeightSyncWorker method on the (single) vLLM rank."""
-        [result] = await self._in_engine_thread(
-            lambda: self._engine.collective_rpc(method, args=args)
-        )
+        [result] = self._in_engine_thread(lambda: self._engine.collective_rpc(method, args=args))
         return result
 
-    def _in_engine_thread(self, call: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, call)
+    def _in_engine_thread(self, call: Callable[[], T]) -> T:
+        return self._thread.submit(call).result()
 
 
 def _build_engine(

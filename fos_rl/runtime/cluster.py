@@ -7,21 +7,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
-import numpy as np
 import ray
-import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
+from fos_rl.runtime.handles import Actor, Handle
 from fos_rl.spec import ModelSpec, contract_difference
-from fos_rl.trainer.dead_model import DeadModel
-from fos_rl.types import Prompt, Rollout, Sampling, StepResult, TrainBatch, WeightBucket
+from fos_rl.types import Generator, Trainer
 
 # OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
 # vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
@@ -123,109 +120,48 @@ def gpu_environments(count: int, gpus_per_run: int, available_gpus: int) -> list
     return [{"CUDA_VISIBLE_DEVICES": whole[i % len(whole)]} for i in range(count)]
 
 
-class TrainerActor:
-    """GrpoTrainer in a Ray actor."""
+def build_trainer(
+    spec: ModelSpec, folder: Path, config: RunConfig, device: str, threads: int
+) -> Trainer:
+    """The trainer, in the process that calls it."""
+    import torch
 
-    def start(
-        self, spec: ModelSpec, folder: str, config: RunConfig, device: str, threads: int
-    ) -> None:
-        """Load the model. Not a constructor, whose errors Ray hands on as text alone."""
-        import torch
+    from fos_rl.trainer.trainer import GrpoTrainer
 
-        from fos_rl.trainer.trainer import GrpoTrainer
-
-        torch.set_num_threads(threads)
-        self.settings = config.model_dump(mode="json")
-        self.trainer = GrpoTrainer(
-            spec,
-            Path(folder),
-            config.rollout,
-            config.algorithm,
-            config.trainer,
-            torch.device(device),
-        )
-
-    def contract(self) -> dict[str, object]:
-        return self.trainer.contract()
-
-    def step(self, batch: TrainBatch) -> StepResult:
-        return self.trainer.step(batch)
-
-    def measure(self, batch: TrainBatch) -> StepResult:
-        return self.trainer.measure(batch)
-
-    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
-        return self.trainer.layer_errors(batch)
-
-    def policy_version(self) -> int:
-        return self.trainer.policy_version
-
-    def weight_checksums(self) -> dict[str, int]:
-        return self.trainer.weight_checksums()
-
-    def save_model(self, folder: Path) -> None:
-        self.trainer.save_model(folder)
-
-    def save_checkpoint(self, folder: Path) -> None:
-        from fos_rl.trainer.checkpoint import save_checkpoint
-
-        save_checkpoint(self.trainer, folder, self.settings)
-
-    def load_checkpoint(self, folder: Path) -> None:
-        from fos_rl.trainer.checkpoint import load_checkpoint
-
-        load_checkpoint(self.trainer, folder)
-
-    def export_weights(self) -> Iterator[WeightBucket]:
-        yield from self.trainer.export_weights()
+    torch.set_num_threads(threads)
+    return GrpoTrainer(
+        spec, folder, config.rollout, config.algorithm, config.trainer, torch.device(device)
+    )
 
 
-class GeneratorActor:
-    """VllmGenerator in an async Ray actor: many calls in flight."""
+def build_generator(
+    spec: ModelSpec, folder: Path, config: RunConfig, device: Literal["cpu", "cuda"]
+) -> Generator:
+    """The generator, in the process that calls it."""
+    from fos_rl.generator.engine import VllmGenerator
 
-    def __init__(self, spec: ModelSpec, folder: str, config: RunConfig, device: Any) -> None:
-        from fos_rl.generator.engine import VllmGenerator
-
-        self.generator = VllmGenerator(spec, Path(folder), config.rollout, config.generator, device)
-
-    async def contract(self) -> dict[str, object]:
-        return self.generator.contract()
-
-    async def generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None
-    ) -> list[list[Rollout]]:
-        return await self.generator.generate(prompts, seed, sampling)
-
-    async def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        return await self.generator.rescore(rollouts)
-
-    async def peak_memory_gib(self) -> float:
-        return self.generator.peak_memory_gib()
-
-    async def begin_weight_sync(self) -> None:
-        await self.generator.begin_weight_sync()
-
-    async def load_weight_bucket(self, bucket: WeightBucket) -> None:
-        await self.generator.load_weight_bucket(bucket)
-
-    async def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
-        await self.generator.finish_weight_sync(policy_version, checksums)
+    return VllmGenerator(spec, folder, config.rollout, config.generator, device)
 
 
 class Cluster:
-    """Both hosts, started and checked; use as a context manager so that nothing outlives the run.
+    """Trainer and generator in actors of their own, started and checked; use as a context manager
+    so that nothing outlives the run.
 
     Raises:
-        ValueError: when the hosts were built with different contracts, with the fields that differ.
+        ValueError: when the two were built with different contracts, with the fields that differ.
         RuntimeError: naming the actor and the call that failed or did not answer in time.
     """
+
+    trainer: Trainer
+    generator: Generator
 
     def __init__(self, config: RunConfig, spec: ModelSpec, folder: Path, placement: Placement):
         self.config = config
         self._own_ray = config.cluster.address == "local"
         self._group = None
+        self._handles: list[Handle] = []
         try:
-            self._start(spec, folder, placement)
+            self._start(spec, folder.resolve(), placement)
         except BaseException:
             self.close()
             raise
@@ -233,61 +169,61 @@ class Cluster:
     def _start(self, spec: ModelSpec, folder: Path, placement: Placement) -> None:
         _init_ray(self.config)
         share = 0.5 if placement.colocated else 1.0
-        bundles = [
-            {"CPU": 1.0, "GPU": placement.trainer_gpus * share},
-            {"CPU": 1.0, "GPU": placement.generator_gpus * share},
-        ]
-        bundles = [{k: v for k, v in bundle.items() if v} for bundle in bundles]
+        gpus = (placement.trainer_gpus, placement.generator_gpus)
+        bundles = [{"CPU": 1.0, **({"GPU": n * share} if n else {})} for n in gpus]
         self._group = placement_group(bundles, strategy="PACK")
-        self._get("cluster", "placement", self._group.ready(), self.config.cluster.start_timeout_s)
+        self._wait_for_placement()
         cores = int(ray.available_resources().get("CPU", 0)) + 2
-        self.trainer = self._actor(
-            TrainerActor,
-            0,
-            bundles[0],
-            self.config.trainer.num_threads or cores,
-        )
-        started = self.trainer.start.remote(
-            spec,
-            str(folder),
-            self.config,
-            "cuda" if placement.trainer_gpus else "cpu",
-            self.config.trainer.num_threads or cores,
-        )
-        self.generator = self._actor(
-            GeneratorActor,
-            1,
-            bundles[1],
-            self.config.generator.num_threads or cores,
-            spec,
-            str(folder),
-            self.config,
-            "cuda" if placement.generator_gpus else "cpu",
-        )
-        timeout = self.config.cluster.start_timeout_s
-        self._get("trainer", "start", started, timeout)
-        ours = self._get("trainer", "contract", self.trainer.contract.remote(), timeout)
-        theirs = self._get("generator", "start", self.generator.contract.remote(), timeout)
-        if different := contract_difference(ours, theirs):
+        threads = [x.num_threads or cores for x in (self.config.trainer, self.config.generator)]
+        devices = ["cuda" if n else "cpu" for n in gpus]
+        trainer = self._handle(Trainer, 0, bundles[0], threads[0])
+        generator = self._handle(Generator, 1, bundles[1], threads[1])
+        starts = [
+            trainer.actor.start.remote(
+                build_trainer, spec, folder, self.config, devices[0], threads[0]
+            ),
+            generator.actor.start.remote(build_generator, spec, folder, self.config, devices[1]),
+        ]
+        for handle, start in zip((trainer, generator), starts, strict=True):
+            handle.wait("start", start, self.config.cluster.start_timeout_s)
+        self.trainer, self.generator = cast(Trainer, trainer), cast(Generator, generator)
+        different = contract_difference(self.trainer.contract(), self.generator.contract())
+        if different:
             raise ValueError(
                 "trainer and generator were built with different contracts (trainer != generator): "
                 + "; ".join(different)
             )
 
-    def _actor(self, cls: type, index: int, bundle: dict, threads: int, *args: object) -> Any:
+    def _wait_for_placement(self) -> None:
         assert self._group is not None
-        return (
-            ray.remote(cls)
+        limit_s = self.config.cluster.start_timeout_s
+        if not self._group.wait(limit_s):
+            raise RuntimeError(
+                f"the cluster did not place trainer and generator within {limit_s:.0f} s; free its "
+                "CPUs and GPUs, or raise cluster.start_timeout_s"
+            )
+
+    def _handle(self, protocol: type, index: int, bundle: dict, threads: int) -> Handle:
+        assert self._group is not None
+        name = protocol.__name__
+        # Its process is named after the class.
+        actor = (
+            ray.remote(type(f"{name}Actor", (Actor,), {}))
             .options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
+                # One call at work, and one that asks how it goes.
+                max_concurrency=2,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=index
                 ),
                 runtime_env={"env_vars": {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}},
             )
-            .remote(*args)
+            .remote()
         )
+        handle = Handle(protocol, name.lower(), actor, self.config.cluster.call_timeout_s)
+        self._handles.append(handle)
+        return handle
 
     def __enter__(self) -> "Cluster":
         return self
@@ -297,100 +233,13 @@ class Cluster:
 
     def close(self) -> None:
         """End the actors, and Ray itself where this run started it."""
-        for name in ("generator", "trainer"):
-            if actor := getattr(self, name, None):
-                ray.kill(actor)
+        for handle in self._handles:
+            ray.kill(handle.actor)
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
         if self._own_ray:
             ray.shutdown()
-
-    # The loop's verbs.
-
-    def generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
-    ) -> list[list[Rollout]]:
-        call = self.generator.generate.remote(prompts, seed, sampling)
-        return self._get("generator", "generate", call)
-
-    def rescore(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-        return self._get("generator", "rescore", self.generator.rescore.remote(rollouts))
-
-    def peak_memory_gib(self) -> float:
-        return self._get("generator", "peak_memory_gib", self.generator.peak_memory_gib.remote())
-
-    def step(self, batch: TrainBatch) -> StepResult:
-        return self._get("trainer", "step", self.trainer.step.remote(batch))
-
-    def measure(self, batch: TrainBatch) -> StepResult:
-        return self._get("trainer", "measure", self.trainer.measure.remote(batch))
-
-    def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
-        return self._get("trainer", "layer_errors", self.trainer.layer_errors.remote(batch))
-
-    def sync_weights(self) -> None:
-        """Stream the trainer's bf16 weights into the generator and compare every checksum."""
-        begin = self.generator.begin_weight_sync.remote()
-        self._get("generator", "begin_weight_sync", begin)
-        stream = self.trainer.export_weights.options(
-            num_returns="streaming", _generator_backpressure_num_objects=2
-        )
-        for bucket in self._buckets(stream.remote()):
-            load = self.generator.load_weight_bucket.remote(bucket)
-            self._get("generator", "load_weight_bucket", load)
-        finish = self.generator.finish_weight_sync.remote(
-            self.trainer.policy_version.remote(), self.trainer.weight_checksums.remote()
-        )
-        self._get("generator", "finish_weight_sync", finish)
-
-    def _buckets(self, stream: Any) -> Iterator[Any]:
-        """References of a streaming call's results, each waited for under the call's limit."""
-        timeout_s = self.config.cluster.call_timeout_s
-        while True:
-            ready, _ = ray.wait([stream], timeout=timeout_s)
-            if not ready:
-                raise _no_answer("trainer", "export_weights", timeout_s)
-            try:
-                yield next(stream)
-            except StopIteration:
-                return
-
-    # Between steps.
-
-    def save_model(self, folder: Path) -> None:
-        self._get("trainer", "save_model", self.trainer.save_model.remote(folder.resolve()))
-
-    def save_checkpoint(self, folder: Path) -> None:
-        call = self.trainer.save_checkpoint.remote(folder.resolve())
-        self._get("trainer", "save_checkpoint", call)
-
-    def load_checkpoint(self, folder: Path) -> None:
-        call = self.trainer.load_checkpoint.remote(folder.resolve())
-        self._get("trainer", "load_checkpoint", call)
-
-    def _get(self, actor: str, call: str, ref: Any, timeout_s: float | None = None) -> Any:
-        timeout_s = timeout_s or self.config.cluster.call_timeout_s
-        try:
-            return ray.get(ref, timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            raise _no_answer(actor, call, timeout_s) from None
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            if isinstance(cause, ValueError | DeadModel):
-                raise cause from error
-            raise RuntimeError(f"{actor} failed in {call}: {cause}") from error
-        except ray.exceptions.RayActorError as error:
-            raise RuntimeError(
-                f"{actor} died during {call}; its logs are in {_log_folder()}: {error}"
-            ) from error
-
-
-def _no_answer(actor: str, call: str, timeout_s: float) -> RuntimeError:
-    return RuntimeError(
-        f"{actor} did not answer {call} within {timeout_s:.0f} s; its logs are in {_log_folder()}; "
-        "raise cluster.call_timeout_s (start: cluster.start_timeout_s) if it was only slow"
-    )
 
 
 def _init_ray(config: RunConfig) -> None:
@@ -462,9 +311,3 @@ def cluster_gpus(config: RunConfig) -> int:
     """GPUs of a running cluster."""
     _init_ray(config)
     return int(ray.cluster_resources().get("GPU", 0))
-
-
-def _log_folder() -> str:
-    """Where Ray keeps the actors' output on this machine."""
-    context = ray.get_runtime_context()
-    return f"{context.get_temp_dir()}/{context.get_session_name()}/logs"

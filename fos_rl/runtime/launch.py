@@ -47,6 +47,7 @@ from fos_rl.runtime.parallel import check_parallel, is_parallel, refuse_parallel
 from fos_rl.spec import Architecture, ModelSpec
 from fos_rl.trainer.checkpoint import checkpoint_folder
 from fos_rl.trainer.dead_model import at_step
+from fos_rl.types import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +235,7 @@ def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) ->
         with _parts(config, console, run, resumed.next_step) as parts:
             resumed.check_contract(parts.plan.spec)
             with _start(config, parts, console) as cluster:
-                cluster.load_checkpoint(resumed.checkpoint)
+                cluster.trainer.load_checkpoint(resumed.checkpoint.resolve())
                 console.say(f"resumed from {resumed.checkpoint}")
                 journal, words = reopen(resumed, parts.environment())
                 for line in words:
@@ -288,39 +289,43 @@ def _go(
     loggers = [journal.metrics, *start_loggers(config, folder, first_step), console.step]
     steps = grpo_steps(
         config,
-        parts.plan.prompts,
-        cluster,
-        parts.verifier,
-        cluster,
-        cluster.sync_weights,
-        journal,
-        first_step,
+        prompts=parts.plan.prompts,
+        trainer=cluster.trainer,
+        generator=cluster.generator,
+        rewards=parts.verifier,
+        journal=journal,
+        first_step=first_step,
     )
     with console.live():
         try:
             for record in steps:
-                record = parts.evaluator.add_to(record, cluster)
+                record = parts.evaluator.add_to(record, cluster.generator)
                 for log in loggers:
                     log(record)
                 done = record.step + 1
                 if config.trainer.save_every and done % config.trainer.save_every == 0:
                     with at_step(record.step):
-                        cluster.save_checkpoint(checkpoint_folder(folder, done))
+                        _save_checkpoint(cluster.trainer, config, folder, done)
         except NoLearningSignal:
             # What was learned before the signal ran dry is kept.
-            _replace_model(cluster, folder)
+            _replace_model(cluster.trainer, folder)
             raise
         with at_step(config.steps - 1):
-            _replace_model(cluster, folder)
+            _replace_model(cluster.trainer, folder)
     console.summary(read_metrics(folder), str(folder))
     console.say(f"model {folder / 'model'}")
 
 
-def _replace_model(cluster: Cluster, run: Path) -> None:
+def _save_checkpoint(trainer: Trainer, config: RunConfig, run: Path, next_step: int) -> None:
+    folder = checkpoint_folder(run, next_step).resolve()
+    trainer.save_checkpoint(folder, config.model_dump(mode="json"))
+
+
+def _replace_model(trainer: Trainer, run: Path) -> None:
     """Write the trained model; the one of an earlier end stays until this one is whole."""
     new = run / "model.new"
     shutil.rmtree(new, ignore_errors=True)
-    cluster.save_model(new)
+    trainer.save_model(new.resolve())
     replace_folder(new, run / "model")
     (run / OUTDATED_MODEL).unlink(missing_ok=True)
 

@@ -22,6 +22,7 @@ from fos_rl.model.machine import peak_memory_gib
 from fos_rl.model.routing import RoutingReplay
 from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
+from fos_rl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from fos_rl.trainer.health import (
     check_log_probs,
     check_updated,
@@ -293,7 +294,18 @@ class GrpoTrainer:
         self.check_alive()
         write_model(self.decoder, self.spec, self.model_folder, folder)
 
+    def save_checkpoint(self, folder: Path, settings: dict[str, object]) -> None:
+        """Write all that a bit-equal continuation needs, with the run's settings."""
+        save_checkpoint(self, folder, settings)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        load_checkpoint(self, folder)
+
     # Weight sync.
+
+    def weights_version(self) -> int:
+        """The policy version of the weights."""
+        return self.policy_version
 
     def export_weights(self, bucket_bytes: int = 64 << 20) -> Iterator[WeightBucket]:
         """The bf16 weights by Hugging Face name, in buckets of about that size."""

@@ -82,33 +82,33 @@ def test_a_weight_changed_behind_the_sync_is_named(fp32_pair: Hosts) -> None:
 
 
 def test_a_tensor_that_never_arrives_is_named(fp32_pair: Hosts) -> None:
-    async def partial_sync() -> None:
+    def partial_sync() -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
-        await generator.begin_weight_sync()
+        generator.begin_weight_sync()
         for bucket in trainer.export_weights():
             weights = dict(unpack_weights(bucket, torch.device("cpu")))
             weights.pop("model.norm.weight", None)
-            await generator.load_weight_bucket(pack_weights(weights))
-        await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
+            generator.load_weight_bucket(pack_weights(weights))
+        generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
 
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
-        fp32_pair.loop.run_until_complete(partial_sync())
+        partial_sync()
     fp32_pair.sync()
 
 
 def test_a_wrong_tensor_is_named(fp32_pair: Hosts) -> None:
-    async def wrong_sync() -> None:
+    def wrong_sync() -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
-        await generator.begin_weight_sync()
+        generator.begin_weight_sync()
         for bucket in trainer.export_weights():
             weights = dict(unpack_weights(bucket, torch.device("cpu")))
             if "model.embed_tokens.weight" in weights:
                 weights["model.embed_tokens.weight"].view(torch.int16)[3, 3] ^= 1
-            await generator.load_weight_bucket(pack_weights(weights))
-        await generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
+            generator.load_weight_bucket(pack_weights(weights))
+        generator.finish_weight_sync(trainer.policy_version, trainer.weight_checksums())
 
     with pytest.raises(ValueError, match=r"1 tensors differ.*model\.embed_tokens\.weight"):
-        fp32_pair.loop.run_until_complete(wrong_sync())
+        wrong_sync()
     fp32_pair.sync()
 
 

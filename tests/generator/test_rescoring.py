@@ -26,7 +26,7 @@ def pair(tmp_path_factory):
 
 
 def rescore(pair, rollouts: list[Rollout]) -> list[np.ndarray]:
-    return pair.loop.run_until_complete(pair.generator.rescore(rollouts))
+    return pair.generator.rescore(rollouts)
 
 
 class Rescorer:

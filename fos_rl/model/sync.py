@@ -1,0 +1,23 @@
+"""Carrying weights from a trainer to generators: the only place that knows the order of calls."""
+
+from collections.abc import Sequence
+
+from fos_rl.types import Generator, WeightSource
+
+
+def sync(source: WeightSource, generators: Sequence[Generator]) -> None:
+    """Give every generator the source's bf16 weights and compare every tensor's checksum.
+
+    A bucket may be a reference to one that lies elsewhere: it is handed on as it is.
+
+    Raises:
+        ValueError: naming tensors that changed behind the last sync's back, are missing or differ.
+    """
+    for generator in generators:
+        generator.begin_weight_sync()
+    for bucket in source.export_weights():
+        for generator in generators:
+            generator.load_weight_bucket(bucket)
+    version, checksums = source.weights_version(), source.weight_checksums()
+    for generator in generators:
+        generator.finish_weight_sync(version, checksums)
