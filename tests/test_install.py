@@ -25,6 +25,8 @@ def test_examples_and_recipes_have_names_in_any_folder(tmp_path: Path, monkeypat
     assert load_config("tiny_moe", recipe="mxfp8").model.precision.recipe == "mxfp8"
     # Files of that name come first, in the current directory and in its configs/.
     assert find_config("demo.toml") == Path("demo.toml")
+    (tmp_path / "demo").mkdir()
+    assert find_config("demo") == shipped_configs() / "demo.toml"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "demo.toml").write_text("")
     assert find_config("demo") == Path("configs/demo.toml")
@@ -36,6 +38,8 @@ def test_paths_that_exist_are_stored_for_any_folder(tmp_path: Path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "rows.jsonl").write_text("{}")
+    # The run folder of an earlier example, say.
+    (tmp_path / "gsm8k").mkdir()
     config = parse_config(
         {
             "model": {"path": "model"},
@@ -101,6 +105,7 @@ def test_the_wheel_runs_a_config_from_an_empty_folder(tmp_path: Path) -> None:
     elsewhere.mkdir()
     fos_rl(elsewhere, "resume", run, "--set", "steps=3")
     fos_rl(elsewhere, "compare", run)
+    fos_rl(elsewhere, "rescore", run, "--steps", "0")
     rows = elsewhere / "rows.jsonl"
     rows.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     fos_rl(elsewhere, "eval", run, "--data", "rows.jsonl", "--precision", "arm")

@@ -148,7 +148,8 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
         path = _absolute(config.data.path)  # type: ignore[union-attr]
         changes["data"] = config.data.model_copy(update={"path": path})
     if config.eval is not None:
-        sets = tuple(_absolute(name) for name in config.eval.sets)
+        # A file has a suffix; a folder may have a set's name by chance.
+        sets = tuple(_absolute(name) if Path(name).suffix else name for name in config.eval.sets)
         changes["eval"] = config.eval.model_copy(update={"sets": sets})
     return config.model_copy(update=changes)
 

@@ -21,7 +21,7 @@ def find_config(name: str | Path, kind: str = "") -> Path:
     Example: `demo` is configs/demo.toml, and `nvfp4` of kind "recipes" configs/recipes/nvfp4.toml.
     """
     path = Path(name)
-    if path.suffix or len(path.parts) != 1 or path.exists():
+    if path.suffix or len(path.parts) != 1 or path.is_file():
         return path
     found = [root / kind / f"{name}.toml" for root in (Path("configs"), shipped_configs())]
     return next((file for file in found if file.is_file()), path)
