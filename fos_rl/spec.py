@@ -36,7 +36,8 @@ NotNegative = Annotated[int, Field(ge=0, le=MAX_INT)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
-Family = Literal["llama", "qwen3", "qwen3_moe"]
+Family = Literal["llama", "qwen3", "qwen3_moe", "qwen2"]
+"""What `fos_rl.model.families` knows, one file each."""
 
 
 class RopeScaling(Frozen):
@@ -67,6 +68,7 @@ class Architecture(Frozen):
     max_position_embeddings: Positive
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    """Whether the attention's projections have biases; the family says which of them."""
     mlp_bias: bool = False
     num_experts: NotNegative = 0
     """0 for a dense model."""
@@ -76,11 +78,6 @@ class Architecture(Frozen):
     """Whether the chosen experts' gates are rescaled to sum to 1."""
     dense_layers: Annotated[tuple[NotNegative, ...], Field(strict=False)] = ()
     """Layers of a mixture-of-experts model that keep a dense MLP."""
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are RMS-normalised per head (the Qwen3 families)."""
-        return self.family != "llama"
 
     def is_moe_layer(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers

@@ -9,7 +9,7 @@ import torch
 from fos_rl.cli import main
 from fos_rl.config import parse_config
 from fos_rl.config.explain import IMPOSSIBLE, explain
-from fos_rl.model import tiny
+from fos_rl.model.families import FAMILIES
 from fos_rl.runtime import launch
 from fos_rl.runtime.launch import planned
 
@@ -84,7 +84,9 @@ def test_every_listed_combination_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     widths, (precision, trainer), words = mistake
-    monkeypatch.setattr(tiny, "_COMMON", {**tiny._COMMON, **widths})
+    for family in FAMILIES.values():
+        for name, width in widths.items():
+            monkeypatch.setitem(family.tiny, name, width)
     monkeypatch.setattr(launch, "count_gpus", lambda config: config.trainer.num_gpus)
     with pytest.raises(ValueError, match=r".") as error:
         plan(precision, **trainer)

@@ -33,8 +33,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 class ModelConfig(Frozen):
     path: str
-    """Folder or hub name of a Hugging Face model, or `random:llama`, `random:qwen3`,
-    `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
+    """Folder or hub name of a Hugging Face model, or `random:llama`, `random:qwen2`,
+    `random:qwen3`, `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
     precision: Precision = Bf16()
     """The recipe both hosts run."""
     consistency: Consistency = "fast"

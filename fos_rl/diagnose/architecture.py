@@ -13,6 +13,7 @@ from fos_rl.diagnose.hypotheses import Hypothesis, Question, from_forward
 from fos_rl.diagnose.scorer import Forward, Weights, run_forward
 from fos_rl.model import moe
 from fos_rl.model.decoder import Decoder, RMSNorm
+from fos_rl.model.families import family_of
 from fos_rl.model.moe import SparseMlp
 from fos_rl.model.rope import RotaryTable
 from fos_rl.spec import Architecture
@@ -119,7 +120,7 @@ def norms(question: Question) -> Iterator[Hypothesis]:
                 f"rms_norm_eps was {eps:g}",
                 forward.but(edit_decoder=lambda d, eps=eps: _set_eps(d, eps)),
             )
-    if forward.spec.architecture.qk_norm:
+    if family_of(forward.spec.architecture).qk_norm:
         yield from_forward(
             "query and key norms",
             "queries and keys were not normalised",

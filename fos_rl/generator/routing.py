@@ -16,6 +16,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from fos_rl.generator.prefill import batch_metadata, runner_of
 from fos_rl.model.decoder import Decoder
+from fos_rl.model.families import family_of
 from fos_rl.model.routing import expert_layers, route_through
 from fos_rl.spec import Architecture
 
@@ -54,10 +55,10 @@ class RoutingRecord:
 def num_slots(architecture: Architecture, vllm_config: VllmConfig) -> int:
     """At least as many tokens as the key-value cache has room for."""
     config = vllm_config.cache_config
-    itemsize = vllm_config.model_config.dtype.itemsize
-    token = 2 * architecture.num_kv_heads * architecture.head_dim * itemsize
+    number_bytes = vllm_config.model_config.dtype.itemsize
+    token_bytes = family_of(architecture).cache_bytes_per_token(architecture, number_bytes)
     cache_bytes = cast(int, config.kv_cache_memory_bytes)
-    return cache_bytes // (architecture.num_layers * token) + config.block_size
+    return cache_bytes // token_bytes + config.block_size
 
 
 class FinishedRouting:

@@ -1,4 +1,4 @@
-"""The decoder both hosts run: Llama (SmolLM2 too), Qwen3 and Qwen3-MoE.
+"""The decoder both hosts run: Llama (SmolLM2 too), Qwen2, Qwen3 and Qwen3-MoE.
 
 Tokens are flat: [tokens], whatever sequences they belong to. Only the inner attention knows about
 sequences, and it is the only module the hosts supply themselves: packed variable-length attention
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fos_rl.model.families import family_of
 from fos_rl.model.moe import SparseMlp
 from fos_rl.model.ops import OPS, Ops
 from fos_rl.model.rope import RotaryTable, rotate
@@ -128,14 +129,15 @@ class SelfAttention(nn.Module):
     def __init__(self, architecture: Architecture, attention: nn.Module, ops: Ops) -> None:
         super().__init__()
         self.head_dim = head_dim = architecture.head_dim
-        width, bias = architecture.hidden_size, architecture.attention_bias
+        family, width = family_of(architecture), architecture.hidden_size
+        biased = family.biased if architecture.attention_bias else ()
         q_width = architecture.num_heads * head_dim
         kv_width = architecture.num_kv_heads * head_dim
-        self.q_proj = linear(ops, width, q_width, bias=bias)
-        self.k_proj = linear(ops, width, kv_width, bias=bias)
-        self.v_proj = linear(ops, width, kv_width, bias=bias)
-        self.o_proj = linear(ops, q_width, width, bias=bias)
-        self.qk_norm = architecture.qk_norm
+        self.q_proj = linear(ops, width, q_width, bias="q_proj" in biased)
+        self.k_proj = linear(ops, width, kv_width, bias="k_proj" in biased)
+        self.v_proj = linear(ops, width, kv_width, bias="v_proj" in biased)
+        self.o_proj = linear(ops, q_width, width, bias="o_proj" in biased)
+        self.qk_norm = family.qk_norm
         if self.qk_norm:
             self.q_norm = RMSNorm(head_dim, architecture.rms_norm_eps, ops)
             self.k_norm = RMSNorm(head_dim, architecture.rms_norm_eps, ops)

@@ -10,11 +10,13 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from fos_rl.model.families import FAMILIES
 from fos_rl.model.hf_config import parse_architecture
 from fos_rl.model.weights import hf_weight_shapes
 from fos_rl.spec import ModelSpec
 
-VOCAB_SIZE = 288
+# Of every family's tiny config.json.
+VOCAB_SIZE, _NUM_LAYERS, _CONTEXT = 288, 3, 4096
 PAD, END_OF_TEXT, TURN_START, TURN_END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = (PAD, END_OF_TEXT, TURN_START, TURN_END)
 
@@ -25,56 +27,13 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Widths are multiples of 32 (quantization blocks); heads x head_dim differs from hidden_size, and
-# heads from kv_heads, so that a mix-up of the two cannot go unseen.
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "pad_token_id": 256,
-    "eos_token_id": 259,
-    "bos_token_id": None,
-    "torch_dtype": "bfloat16",
-}
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "tie_word_embeddings": True,
-    },
-    "qwen3": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "tie_word_embeddings": True,
-    },
-    "qwen3_moe": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "tie_word_embeddings": False,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-}
-
 
 def write_tiny_model(family: str, folder: str | Path, seed: int = 0) -> Path:
     """A Hugging Face folder with a random model of a family, the same bytes for the same seed.
 
-    3 layers, width 64, 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`, `<|im_start|>`,
-    `<|im_end|>` (end of a turn, where sampling stops) and 28 reserved ones. Weights are bf16.
+    3 layers, width 64 (Qwen2: 128), 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`,
+    `<|im_start|>`, `<|im_end|>` (end of a turn, where sampling stops) and 28 reserved ones. Weights
+    are bf16.
     """
     config = tiny_config(family)
     folder = Path(folder)
@@ -97,12 +56,12 @@ def tiny_weights(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
 
 def tiny_config(family: str) -> dict[str, Any]:
     """The config.json of a tiny model, in the style of transformers 4 (5 reads it too)."""
-    if family not in _FAMILIES:
-        known = ", ".join(f"random:{name}" for name in _FAMILIES)
+    if family not in FAMILIES:
+        known = ", ".join(f"random:{name}" for name in FAMILIES)
         raise ValueError(
             f"model.path = 'random:{family}': no such random model; use one of {known}"
         )
-    return {**_COMMON, **_FAMILIES[family]}
+    return dict(FAMILIES[family].tiny)
 
 
 def _random_weight(name: str, shape: torch.Size, seed: int, tied: bool) -> Tensor:
@@ -125,7 +84,7 @@ def _random_weight(name: str, shape: torch.Size, seed: int, tied: bool) -> Tenso
     elif name == "model.embed_tokens.weight":
         scale = 1.0
     elif name.endswith(("o_proj.weight", "down_proj.weight")):
-        scale *= (2 * _COMMON["num_hidden_layers"]) ** -0.5
+        scale *= (2 * _NUM_LAYERS) ** -0.5
     elif name.endswith("mlp.gate.weight"):
         scale *= 4.0
     return (noise * scale).to(torch.bfloat16)
@@ -148,7 +107,7 @@ def _write_tokenizer(folder: Path) -> None:
         "eos_token": TURN_END,
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": _COMMON["max_position_embeddings"],
+        "model_max_length": _CONTEXT,
         "chat_template": _CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fos_rl.config import RunConfig
 from fos_rl.generator.head_sizes import cpu_head_sizes
+from fos_rl.model.families import family_of
 from fos_rl.spec import Architecture, ModelSpec
 from fos_rl.types import Prompt
 
@@ -55,8 +56,8 @@ def check_cache(config: RunConfig, spec: ModelSpec, device: str) -> None:
     longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
     block = _BLOCK_TOKENS[device]
     number_bytes = 4 if spec.precision.compute_dtype == "float32" else 2
-    token_bytes = 2 * architecture.num_kv_heads * architecture.head_dim * number_bytes
-    needed = math.ceil(longest / block) * block * token_bytes * architecture.num_layers / _GIB
+    token_bytes = family_of(architecture).cache_bytes_per_token(architecture, number_bytes)
+    needed = math.ceil(longest / block) * block * token_bytes / _GIB
     if needed > config.generator.kv_cache_gib:
         raise ValueError(
             f"generator.kv_cache_gib = {config.generator.kv_cache_gib}: one sequence of "

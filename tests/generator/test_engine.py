@@ -16,7 +16,7 @@ from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
 from tests.hosts import Hosts, batch_of, hosts, random_prompts
 
-FAMILIES = ["llama", "qwen3", "qwen3_moe"]
+FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

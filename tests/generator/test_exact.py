@@ -37,6 +37,7 @@ ARMS: list[tuple[Family, str, Precision]] = [
     ("qwen3_moe", "bf16-fp32", Bf16(**FP32)),
     ("qwen3_moe", "nvfp4-fp32", Nvfp4(**FP32)),
     ("qwen3_moe", "four_over_six-fp32", FourOverSix(**FP32, weight_block="1x16")),
+    ("qwen2", "four_over_six", FourOverSix()),
 ]
 ROLLOUT = RolloutConfig(group_size=4, max_new_tokens=48, max_prompt_tokens=512, temperature=0.8)
 

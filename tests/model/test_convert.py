@@ -148,12 +148,12 @@ def test_a_dense_layer_of_a_mixture_has_linears() -> None:
     assert picked == names([0, 2], EXPERTS) | names([1], DENSE_MLP)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_norms_embeddings_router_and_head_stay(family: str) -> None:
     decoder = converted(family, FourOverSix()).decoder
     quantized = set(quantized_weight_names(decoder))
     rest = {name for name, _ in decoder.named_parameters()} - quantized
-    kinds = ("norm.weight", "embed_tokens.weight", "lm_head", "mlp.gate.weight")
+    kinds = ("norm.weight", ".bias", "embed_tokens.weight", "lm_head", "mlp.gate.weight")
     assert rest
     assert all(name.endswith(kinds) or "lm_head" in name for name in rest), rest
     for outside in ("lm_head*", "*norm*", "*embed*", "*.mlp.gate"):
@@ -585,7 +585,7 @@ def test_shards_quantize_to_slices(precision: Any, axis: str) -> None:
 # Everything around the layers stays as it was.
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_names_and_checksums_are_those_of_the_plain_decoder(family: str) -> None:
     plain = tiny(family).decoder
     for precision in (Mxfp8(), Nvfp4(), FourOverSix(include=("*.mlp.*",))):
@@ -597,7 +597,7 @@ def test_names_and_checksums_are_those_of_the_plain_decoder(family: str) -> None
         assert list(named_checksums(decoder).items()) == list(named_checksums(plain).items())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe"])
 def test_a_converted_decoder_writes_its_bf16_weights(family: str, tmp_path) -> None:
     source = write_tiny_model(family, tmp_path / "source", seed=0)
     packed = converted(family, FourOverSix())

@@ -35,6 +35,8 @@ VARIANTS = {
         },
     ),
     "llama-no-gqa": ("llama", {"num_key_value_heads": 4}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("qwen3", {}),
     "qwen3-untied-bias": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
     "qwen3_moe": ("qwen3_moe", {}),

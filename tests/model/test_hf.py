@@ -79,6 +79,7 @@ def test_absent_keys_take_the_classes_defaults():
     ("family", "change", "words"),
     [
         ("llama", {"model_type": "mistral"}, ["model_type = 'mistral'", "llama, qwen3"]),
+        ("llama", {"model_type": ["llama"]}, ["model_type = ['llama']", "qwen2"]),
         ("llama", {"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "silu"]),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 64}, ["use_sliding_window"]),
         ("qwen3", {"layer_types": ["sliding_attention"]}, ["layer_types"]),
