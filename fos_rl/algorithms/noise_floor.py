@@ -16,9 +16,10 @@ from fos_rl.types import Generator, Sample
 TOKEN_FRACTION = 0.05
 """Share of a step's tokens: a prefill of so few takes far less time than a step."""
 MIN_TOKENS = 1500
-"""A prefill of fewer rows can meet the very kernels of a decode step, and then shows no noise at
-all: on an H200 one of 56 tokens showed a floor of 0 where 1,500 tokens of the same model showed
-all of its mismatch (experiments/four_bit_rl, experiments/dapo_h200)."""
+"""A prefill of fewer rows may show no noise at all, probably since it meets the kernels of a decode
+step: on an H200 fewer than 300 tokens showed a floor of 0 in every step (experiments/four_bit_rl),
+where 1,500 tokens of a model of the same shape showed all of its mismatch
+(experiments/dapo_h200)."""
 
 
 def noise_floor(generator: Generator, samples: Sequence[Sample], seed: int) -> dict[str, float]:
