@@ -41,7 +41,7 @@ RECIPES: dict[str, Precision] = {
     "nvfp4": Nvfp4(weight_block="1x16"),
     "four_over_six": FourOverSix(weight_block="1x16"),
 }
-DATA = "experiments/dapo_h200/data/dapo_deepmath.jsonl"
+DATA = "experiments/deepmath/data/dapo_deepmath.jsonl"
 PROMPTS, GROUP = 16, 8
 
 

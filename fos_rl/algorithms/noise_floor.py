@@ -19,7 +19,7 @@ MIN_TOKENS = 1500
 """A prefill of fewer rows may show no noise at all, probably since it meets the kernels of a decode
 step: on an H200 fewer than 300 tokens showed a floor of 0 in every step (experiments/four_bit_rl),
 where 1,500 tokens of a model of the same shape showed all of its mismatch
-(experiments/dapo_h200)."""
+(experiments/deepmath)."""
 
 
 def noise_floor(generator: Generator, samples: Sequence[Sample], seed: int) -> dict[str, float]:

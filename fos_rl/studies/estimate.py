@@ -10,8 +10,8 @@ width times the experts a token goes through, V = vocab_size and T = the tokens 
 and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. On a GPU it is
 1.4 times that, for the allocator's reserve, workspaces and graphs. Against measured peaks,
 SmolLM2-135M, trainer and generator: 5.9 + 1.8 GiB for 5.2 + 2.3 in fp32 on a CPU
-(experiments/laptop, MXFP8); on an H200 35 in all for 28 (experiments/dapo_h200, bf16), 36 for 33
-(experiments/dapo_h200_moe) and 43 for 42 (the same with microbatches of 8192 tokens).
+(experiments/laptop, MXFP8); on an H200 35 in all for 28 (experiments/deepmath, bf16), 36 for 33
+(experiments/deepmath_moe) and 43 for 42 (the same with microbatches of 8192 tokens).
 
 Time of a step is the mean of the study's own steps that are already on disk, of the same arm where
 there are some. Before the first it is

@@ -1,6 +1,6 @@
 """Supervised fine-tuning that teaches a small model to answer as the study's verifier reads.
 
-    python experiments/dapo_h200/warm_start.py models/SmolLM2-135M-Instruct models/SmolLM2-135M-math
+    python experiments/deepmath/warm_start.py models/SmolLM2-135M-Instruct models/SmolLM2-135M-math
 
 SmolLM2-135M never ends with "Answer: ..." when asked to, so that no group of its responses has
 reward variance and nothing can be learned. Two epochs of a thousand worked GSM8K answers in the
