@@ -28,7 +28,7 @@ from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, ComputeDtype, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout, TrainBatch
-from tests.hosts import Hosts, batch_of
+from tests.support.pair import Pair, batch_of
 
 ARMS = {
     "bf16": (Bf16, {}),
@@ -68,12 +68,12 @@ class Workload:
 
 
 @contextmanager
-def synced_hosts(folder: Path, recipe: Precision, workload: Workload) -> Iterator[Hosts]:
+def synced_pair(folder: Path, recipe: Precision, workload: Workload) -> Iterator[Pair]:
     """Trainer and generator of a model folder, after the first weight sync."""
     # One micro-batch: the trainer's tokens are one flat batch in the batch's order.
     trainer = TrainerConfig(microbatch_tokens=1_000_000)
     engine = GeneratorConfig(kv_cache_gib=0.5, max_num_seqs=workload.max_num_seqs)
-    pair = Hosts(folder, recipe, workload.rollout, AlgorithmConfig(), trainer, engine)
+    pair = Pair(folder, recipe, workload.rollout, AlgorithmConfig(), trainer, engine)
     try:
         pair.sync()
         yield pair
@@ -111,7 +111,7 @@ def chat_prompts(folder: Path, workload: Workload) -> list[Prompt]:
 
 
 @torch.no_grad()
-def score(pair: Hosts, batch: TrainBatch) -> list[np.ndarray]:
+def score(pair: Pair, batch: TrainBatch) -> list[np.ndarray]:
     """The trainer's log-probs of a batch, packed as one."""
     return [values.cpu().numpy() for values in pair.trainer._score(batch)]
 
@@ -134,7 +134,7 @@ def statistics(d: np.ndarray) -> dict[str, float]:
     }
 
 
-def unquantized(pair: Hosts, folder: Path, batch: TrainBatch) -> list[np.ndarray]:
+def unquantized(pair: Pair, folder: Path, batch: TrainBatch) -> list[np.ndarray]:
     """Log-probs that the same weights give without quantization, in the same compute dtype."""
     old = pair.trainer
     plain = Bf16(compute_dtype=old.spec.precision.compute_dtype)
@@ -146,7 +146,7 @@ def unquantized(pair: Hosts, folder: Path, batch: TrainBatch) -> list[np.ndarray
         pair.trainer = old
 
 
-def sampled(pair: Hosts, prompts: list[Prompt]) -> tuple[list[Rollout], TrainBatch]:
+def sampled(pair: Pair, prompts: list[Prompt]) -> tuple[list[Rollout], TrainBatch]:
     rollouts = pair.generate(prompts)
     return rollouts, batch_of(rollouts)
 

@@ -33,7 +33,7 @@ from fos_rl.data.problems import load_problems
 from fos_rl.data.prompts import PromptSet
 from fos_rl.spec import Bf16, Consistency, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.types import Prompt
-from tests.hosts import Hosts, batch_of
+from tests.support.pair import Pair, batch_of
 
 RECIPES: dict[str, Precision] = {
     "bf16": Bf16(),
@@ -66,7 +66,7 @@ def measure(
     """One row of the table."""
     rollout = RolloutConfig(group_size=GROUP, max_new_tokens=tokens, max_prompt_tokens=512)
     cache_gib = 4.0 if device == "cuda" else 0.5
-    pair = Hosts(
+    pair = Pair(
         folder,
         RECIPES[recipe],
         rollout,

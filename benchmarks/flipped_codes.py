@@ -38,17 +38,17 @@ from benchmarks.arms import (
     sampled,
     score,
     statistics,
-    synced_hosts,
+    synced_pair,
     tiny_folder,
     write_results,
 )
 from fos_rl.model.convert import QuantizedExperts, QuantizedLinear
 from fos_rl.model.moe import SparseMlp, route
-from fos_rl.quant.grouped import _quantize_rows
+from fos_rl.quant.grouped_autograd import _quantize_rows
 from fos_rl.quant.grouped_gemm import group_of_rows
-from fos_rl.quant.matmul import tensors_of
+from fos_rl.quant.linear_autograd import tensors_of
 from fos_rl.types import Prompt, Rollout
-from tests.hosts import Hosts
+from tests.support.pair import Pair
 
 # Linears that share an input are one site.
 DENSE_SITES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -146,7 +146,7 @@ class Recorder:
 
 
 @contextmanager
-def generator_recording(pair: Hosts) -> Iterator[dict[tuple[str, int], dict[str, Any]]]:
+def generator_recording(pair: Pair) -> Iterator[dict[tuple[str, int], dict[str, Any]]]:
     """(request, position) to what the generator quantized there, and its experts."""
     table: dict[tuple[str, int], dict[str, Any]] = {}
     engine = pair.generator._engine
@@ -274,7 +274,7 @@ def measure(
     name: str, folder: Path, arm: str, dtype: Any, workload: Workload, prompts: list[Prompt]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     label = {"model": name, "compute": dtype, "arm": arm}
-    with synced_hosts(folder, precision(arm, dtype), workload) as pair:
+    with synced_pair(folder, precision(arm, dtype), workload) as pair:
         with generator_recording(pair) as table:
             rollouts, batch = sampled(pair, prompts)
         places = [

@@ -29,16 +29,16 @@ from benchmarks.arms import (
     sampled,
     score,
     statistics,
-    synced_hosts,
+    synced_pair,
     tiny_folder,
     unquantized,
     write_results,
 )
 from fos_rl.types import Prompt, TrainBatch
-from tests.hosts import Hosts
+from tests.support.pair import Pair
 
 
-def batch_dependence(pair: Hosts, batch: TrainBatch, together: list[np.ndarray]) -> np.ndarray:
+def batch_dependence(pair: Pair, batch: TrainBatch, together: list[np.ndarray]) -> np.ndarray:
     """Log-probs of the first sequences scored alone, minus those of the whole batch."""
     alone = []
     for i in range(min(16, batch.num_sequences)):
@@ -55,7 +55,7 @@ def batch_dependence(pair: Hosts, batch: TrainBatch, together: list[np.ndarray])
 def row(
     model: str, folder: Path, arm: str, dtype: Any, workload: Workload, prompts: list[Prompt]
 ) -> dict[str, Any]:
-    with synced_hosts(folder, precision(arm, dtype), workload) as pair:
+    with synced_pair(folder, precision(arm, dtype), workload) as pair:
         rollouts, batch = sampled(pair, prompts)
         ours = score(pair, batch)
         d = differences(ours, rollouts)

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fos_rl.kernels import ops
+from fos_rl.kernels import quantize_ops
 from fos_rl.kernels.layouts import num_partials
 from fos_rl.quant import (
     NVFP4Recipe,
@@ -102,7 +102,9 @@ def amax_of(x: Tensor) -> Tensor:
 def quantizer(x: Tensor, err_mode: str, bound: int, form: dict) -> Callable[[], object]:
     given = amax_of(x) if form.get("given") else None
     rest = {name: value for name, value in form.items() if name != "given"}
-    return lambda: ops.quantize(x, err_mode=err_mode, bound=bound, global_amax=given, **rest)
+    return lambda: quantize_ops.quantize(
+        x, err_mode=err_mode, bound=bound, global_amax=given, **rest
+    )
 
 
 def four_over_six_caller(
@@ -151,7 +153,7 @@ def _forms_of(dtype: torch.dtype) -> list[dict]:
         )
 
     add("copy", "", 2 * x.nbytes, 2 * x.nbytes / bandwidth)
-    amax_pass = ops.amax_launcher(x.device, dtype)
+    amax_pass = quantize_ops.amax_launcher(x.device, dtype)
     sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     room = torch.empty(1 + num_partials(x.nbytes, 1, sms), device="cuda")
     add("amax pass", "", x.nbytes, milliseconds(lambda: amax_pass(x, room, 1)))
@@ -162,15 +164,19 @@ def _forms_of(dtype: torch.dtype) -> list[dict]:
             eager = milliseconds(reference, 1, 3)
             add(name, f"{err_mode} {bound}", x.nbytes + out_bytes, ms, eager)
     given = amax_of(x)
-    standard = milliseconds(lambda: ops.quantize(x, "standard", bound=448, global_amax=given))
+    standard = milliseconds(
+        lambda: quantize_ops.quantize(x, "standard", bound=448, global_amax=given)
+    )
     add("standard NVFP4, amax given", "", x.nbytes + out_bytes, standard)
-    operand = milliseconds(lambda: ops.quantize(x, row_scaled=True, codes=False, operand=True))
+    operand = milliseconds(
+        lambda: quantize_ops.quantize(x, row_scaled=True, codes=False, operand=True)
+    )
     add("rows to operand", "mse 256", x.nbytes + 2 * x.numel(), operand)
     if dtype == BF16:
         t = nvfp4_quantize(x)
         for what, out in (("value", BF16), ("value", FP32), ("operand", BF16)):
             call = functools.partial(
-                ops.decode, t.codes, t.block_scale, t.global_amax, 448, out, what
+                quantize_ops.decode, t.codes, t.block_scale, t.global_amax, 448, out, what
             )
             decode = exact_operand if what == "operand" else nvfp4_dequantize
             eager = milliseconds(functools.partial(decode, t, out, backend="reference"), 1, 3)
@@ -192,7 +198,7 @@ def bench_compiled() -> list[dict]:
     calls = {
         "eager reference": lambda: reference(x),
         "reference under torch.compile": lambda: compiled(x),
-        "kernel": lambda: ops.quantize(x, global_amax=amax),
+        "kernel": lambda: quantize_ops.quantize(x, global_amax=amax),
     }
     return [{"what": what, "ms": milliseconds(call)} for what, call in calls.items()]
 

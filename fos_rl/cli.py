@@ -447,10 +447,10 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _parity(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
-    from fos_rl.runtime.cluster import host_environment
+    from fos_rl.runtime.cluster import actor_environment
 
     # Both hosts run in this process; their variables must stand before torch is imported.
-    host_environment()
+    actor_environment()
     from fos_rl.diagnose.commands import parity
 
     return parity(config, tokens=args.tokens, fail_above=args.fail_above, out=args.json)
@@ -466,10 +466,10 @@ def _eval(args: argparse.Namespace) -> int:
         overrides=args.overrides,
         recipe=args.recipe,
     )
-    from fos_rl.runtime.cluster import host_environment
+    from fos_rl.runtime.cluster import actor_environment
 
     # The engine runs in this process; its variables must stand before torch is imported.
-    host_environment()
+    actor_environment()
     from fos_rl.evaluation.command import evaluate_model
 
     out = args.out or (Path(args.model) / "eval.json" if is_run(args.model) else None)
@@ -493,7 +493,7 @@ def _rescore(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from fos_rl.rewards.command import verify_file
+    from fos_rl.rewards.verify_command import verify_file
 
     return verify_file(args.file)
 

@@ -248,10 +248,12 @@ MUTANTS = [
     ),
     mutant("29 S_enc with 448", "blocks", S_ENC, S_ENC.replace("bound", "448")),
     mutant("29 alpha with 448", "gemm", "bounds[0] * bounds[1]", "448 * 448"),
-    mutant("30 tail rows enter the amax", "grouped", "x = x.masked_fill(", "x.masked_fill("),
+    mutant(
+        "30 tail rows enter the amax", "grouped_autograd", "x = x.masked_fill(", "x.masked_fill("
+    ),
     mutant(
         "30 padding of ones",
-        "matmul",
+        "linear_autograd",
         "-x.shape[0] % multiple))",
         "-x.shape[0] % multiple), value=1.0)",
     ),
@@ -316,13 +318,13 @@ MUTANTS = [
     ),
     mutant(
         "40 dequantized uses column-wise tensors",
-        "matmul",
+        "linear_autograd",
         "kept_x, kept_w = quantized_x, prepared.rowwise",
         "kept_x, kept_w = quantized_x, recipe.weight(weight.t(), columnwise=True)",
     ),
     mutant(
         "41 dequantized keeps bf16 copies",
-        "matmul",
+        "linear_autograd",
         "kept_x, kept_w = quantized_x, prepared.rowwise",
         "kept_x = recipe.dequantize(quantized_x, x.dtype)\n"
         "                kept_w = recipe.dequantize(prepared.rowwise, x.dtype)",
@@ -333,7 +335,7 @@ MUTANTS = [
     ),
     mutant(
         "42 dequantized mode changes the forward",
-        "matmul",
+        "linear_autograd",
         "        multiplied, quantized_x = recipe.activation_for_gemm(x, forms=forms)\n",
         "        x_in = x\n"
         "        if call.backward == 'dequantized':\n"
@@ -342,19 +344,22 @@ MUTANTS = [
     ),
     mutant(
         "43 dY in blocks along M for dX",
-        "matmul",
+        "linear_autograd",
         "recipe.gradient(dy, amax=amax)",
         "recipe.gradient(recipe.dequantize(recipe.gradient(pad_rows(dy, recipe.block), amax=amax, "
         "columnwise=True), dy.dtype).t()[: len(dy)], amax=amax)",
     ),
     mutant(
         "44 dW of an idle expert not zero",
-        "grouped",
+        "grouped_autograd",
         "dy.new_zeros(ctx.w_shape,",
         "dy.new_ones(ctx.w_shape,",
     ),
     mutant(
-        "45 offs not checked", "grouped", "    check_offs(offs, x.shape[0], weight.shape[0])\n", ""
+        "45 offs not checked",
+        "grouped_autograd",
+        "    check_offs(offs, x.shape[0], weight.shape[0])\n",
+        "",
     ),
     mutant(
         "45 groups shifted by a row",
@@ -376,11 +381,16 @@ MUTANTS = [
     ),
     mutant(
         "48 bias gradient summed in bf16",
-        "matmul",
+        "linear_autograd",
         "dy.to(torch.float32).sum(0)",
         "dy.cumsum(0)[-1]",
     ),
-    mutant("49 frozen operands kept", "matmul", "kept_x = kept_x if for_wgrad else None", "pass"),
+    mutant(
+        "49 frozen operands kept",
+        "linear_autograd",
+        "kept_x = kept_x if for_wgrad else None",
+        "pass",
+    ),
     mutant(
         "50 default backward swapped",
         "recipes",
@@ -389,7 +399,7 @@ MUTANTS = [
     ),
     mutant(
         "51 weight cast to x's dtype",
-        "matmul",
+        "linear_autograd",
         "recipe.weight(weight.detach())",
         "recipe.weight(weight.detach().bfloat16())",
     ),
@@ -399,7 +409,7 @@ MUTANTS = [
         "enabled=False",
         "enabled=torch.is_autocast_cpu_enabled()",
     ),
-    mutant("54 double backward allowed", "matmul", "    @once_differentiable\n", ""),
+    mutant("54 double backward allowed", "linear_autograd", "    @once_differentiable\n", ""),
     # MXFP8, table E.
     mutant(
         "56 floor and rceil swapped",

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from fos_rl.run_folder.console import (
+from fos_rl.run_folder.run_console import (
     RunConsole,
     eval_lines,
     heading,
@@ -79,7 +79,7 @@ def test_evaluations_are_shown_whole(width: int) -> None:
 
 
 _STEPS = f"""
-from fos_rl.run_folder.console import RunConsole
+from fos_rl.run_folder.run_console import RunConsole
 from fos_rl.types import StepRecord
 
 console = RunConsole(2)

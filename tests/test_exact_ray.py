@@ -19,7 +19,7 @@ from fos_rl.model.sync import sync
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.runtime.cluster import Cluster, plan_placement
 from fos_rl.spec import Family, ModelSpec
-from tests.hosts import batch_of, random_prompts
+from tests.support.pair import batch_of, random_prompts
 
 RECIPES = {
     "bf16": {},

@@ -17,7 +17,7 @@ from fos_rl.runtime import cluster as cluster_module
 from fos_rl.runtime.cluster import Cluster
 from fos_rl.runtime.launch import planned
 from fos_rl.spec import ModelSpec
-from tests.hosts import batch_of
+from tests.support.pair import batch_of
 
 TREE: dict[str, Any] = {
     "data": {"type": "vowels"},

@@ -8,7 +8,7 @@ import pytest
 
 from fos_rl.config import OUTDATED_MODEL, RunConfig, load_config, parse_config
 from fos_rl.config.evaluation import eval_config
-from fos_rl.run_folder.checkpoints import Checkpoint, Found, Unusable
+from fos_rl.run_folder.find_checkpoint import Checkpoint, Found, Unusable
 from fos_rl.run_folder.folder import RunFolder, is_finished, read_metrics, read_metrics_lines
 from fos_rl.run_folder.reopen import environment_changes, reopen
 from fos_rl.run_folder.resume_plan import ResumePlan

@@ -20,8 +20,8 @@ from fos_rl.files.lock import run_lock
 from fos_rl.files.manifest import write_manifest
 from fos_rl.run_folder.folder import is_finished, resolved_toml
 from fos_rl.runtime.cluster import gpu_environments
-from fos_rl.studies.console import seconds_left, summary_text
 from fos_rl.studies.run_queue import QueuedRun, run_all
+from fos_rl.studies.study_console import seconds_left, summary_text
 
 # argv: "train" CONFIG --out FOLDER, or "resume" FOLDER. A file `fail` beside the folder fails it.
 _STAND_IN = """

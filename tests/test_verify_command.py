@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fos_rl.cli import main
-from fos_rl.rewards.command import Sample, explain_verdict
+from fos_rl.rewards.verify_command import Sample, explain_verdict
 
 LINES = [
     {"gold": "34", "response": "Answer: 34."},

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf import load_hf_weights, read_architecture, read_weights, write_model
 from fos_rl.model.log_probs import token_log_probs
+from fos_rl.model.packed_attention import PackedSequences, packed_attention
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.trainer.masters import Masters
 

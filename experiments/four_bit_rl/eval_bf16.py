@@ -10,9 +10,9 @@ import argparse
 import json
 from pathlib import Path
 
-from fos_rl.runtime.cluster import host_environment
+from fos_rl.runtime.cluster import actor_environment
 
-host_environment()  # before torch is imported
+actor_environment()  # before torch is imported
 
 from transformers import AutoTokenizer  # noqa: E402
 

@@ -15,7 +15,7 @@ from fos_rl.config import (
     Gsm8kData,
     VowelsData,
 )
-from fos_rl.data.arithmetic import generate_arithmetic
+from fos_rl.data.arithmetic_problems import generate_arithmetic
 from fos_rl.data.chats import read_prompt
 from fos_rl.data.distinct import Problem, ProblemCounts, Problems, ReadRow, distinct_problems
 from fos_rl.data.gold_check import check_golds

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fos_rl.algorithms.mismatch import mismatch_metrics
 from fos_rl.config import RunConfig
-from fos_rl.diagnose.hosts import host_pair
-from fos_rl.diagnose.parity import Parity, compare_hosts
+from fos_rl.diagnose.pair import open_pair
+from fos_rl.diagnose.parity import Parity, compare_forwards
 from fos_rl.diagnose.parity_report import print_parity, verdict
 from fos_rl.diagnose.records import (
     Record,
@@ -50,9 +50,9 @@ def parity(config: RunConfig, *, tokens: int, fail_above: float | None, out: Pat
     with planned(config) as plan:
         for note in plan.notes:
             console.print(note, highlight=False, markup=False, soft_wrap=True)
-        with host_pair(plan, config) as pair:
+        with open_pair(plan, config) as pair:
             rollouts = pair.sample(plan.prompts.batch(0), config.seed)
-            found = compare_hosts(pair.trainer, pair.generator, rollouts)
+            found = compare_forwards(pair.trainer, pair.generator, rollouts)
     print_parity(console, found, plan.spec.precision)
     if out is not None:
         write_whole(out, json.dumps(_as_json(found, plan.spec.contract_hash()), indent=2) + "\n")

@@ -23,9 +23,9 @@ from fos_rl.model.checksum import checksum_differences, named_checksums
 from fos_rl.model.convert import QuantizedExperts, QuantizedLinear, named_codes
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.log_probs import scale_logits
-from fos_rl.quant.matmul import tensors_of
+from fos_rl.quant.linear_autograd import tensors_of
 from fos_rl.trainer.packing import pack
-from fos_rl.trainer.routing import routing_flip_metrics
+from fos_rl.trainer.routing_flips import routing_flip_metrics
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Rollout, TrainBatch
 
@@ -58,7 +58,7 @@ class OperationDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """What `compare_hosts` found."""
+    """What `compare_forwards` found."""
 
     tokens: int
     sampled: int
@@ -91,7 +91,7 @@ class Parity:
 
 
 @torch.no_grad()
-def compare_hosts(
+def compare_forwards(
     trainer: GrpoTrainer, generator: VllmGenerator, rollouts: Sequence[Rollout]
 ) -> Parity:
     """Both hosts' forwards over rollouts that the generator has just sampled."""

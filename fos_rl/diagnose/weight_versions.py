@@ -11,7 +11,7 @@ from fos_rl.diagnose.hypotheses import Hypothesis, Question, Untested, from_forw
 from fos_rl.diagnose.scorer import Weights
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights, read_weights
-from fos_rl.run_folder.checkpoints import checkpoint_steps
+from fos_rl.run_folder.find_checkpoint import checkpoint_steps
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.trainer.checkpoint import STATE, checkpoint_folder, read_state
 

@@ -21,7 +21,7 @@ from fos_rl.config import GeneratorConfig, RolloutConfig
 from fos_rl.generator import vllm_model
 from fos_rl.generator.compat import rewind_cpu_generators
 from fos_rl.generator.prefill import prefill_log_probs
-from fos_rl.generator.routing import FinishedRouting
+from fos_rl.generator.routing_record import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.model.machine import peak_memory_gib
 from fos_rl.spec import ModelSpec

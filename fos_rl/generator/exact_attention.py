@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from vllm.platforms import current_platform
 
-from fos_rl.exact.attention import paged_attention
+from fos_rl.exact.paged_attention import paged_attention
 
 if current_platform.is_cpu():
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as PlatformBackend

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.registry import ModelRegistry
 
 from fos_rl.generator.exact_attention import ExactAttentionBackend
-from fos_rl.generator.routing import RoutingRecord
+from fos_rl.generator.routing_record import RoutingRecord
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import load_hf_weights
 from fos_rl.spec import ModelSpec

@@ -1,14 +1,15 @@
 """The kernels as torch.library ops, so that torch.compile and CUDA graphs see one opaque call.
 
 Inductor would contract and reorder the reference's arithmetic; an op keeps the bits. Eager code
-calls ``fos_rl.kernels.ops`` directly, which saves about 40 us a call. An op is public by its name,
-so both it and its fake check what the Python entries check, and what they refuse to a kernel.
+calls ``fos_rl.kernels.quantize_ops`` directly, which saves about 40 us per call. An op is public by
+its name, so both it and its fake check what the Python entries check, and what they refuse to a
+kernel.
 """
 
 import torch
 from torch import Tensor
 
-from fos_rl.kernels import ops
+from fos_rl.kernels import quantize_ops
 from fos_rl.kernels.arguments import check_decoding, check_encoding, check_input, check_parts
 from fos_rl.kernels.availability import layout_reason, shape_reason
 
@@ -56,7 +57,7 @@ def quantize(
         RuntimeError: for an input that no kernel takes: empty, float16, not contiguous.
     """
     _check_quantize(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
-    codes, scale, amax, _ = ops.quantize(
+    codes, scale, amax, _ = quantize_ops.quantize(
         _aligned(x, 16), method, block, err_mode, bound, row_scaled, columnwise, global_amax
     )
     # An op may return neither an argument nor a view of one of its buffers.
@@ -106,7 +107,7 @@ def decode(
         RuntimeError: for no codes at all.
     """
     _check_decode(codes, block_scale, global_amax, bound, dtype, what)
-    return ops.decode(_aligned(codes, 8), block_scale, global_amax, bound, dtype, what)
+    return quantize_ops.decode(_aligned(codes, 8), block_scale, global_amax, bound, dtype, what)
 
 
 @decode.register_fake

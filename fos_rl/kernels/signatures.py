@@ -12,7 +12,7 @@ from fos_rl.kernels import amax_kernel, dequantize_kernel
 from fos_rl.kernels.amax_kernel import AmaxPlan
 from fos_rl.kernels.arithmetic import Recipe
 from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
-from fos_rl.kernels.launch import LAUNCHERS
+from fos_rl.kernels.launchers import LAUNCHERS
 from fos_rl.kernels.tiles import Job, Output, Plan
 
 ELEMENTS = {

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fos_rl.exact.matmul import check_fixed_tiles
+from fos_rl.exact.fixed_tiles import check_fixed_tiles
 from fos_rl.model.decoder import AttentionFactory, Decoder
 from fos_rl.model.moe import Experts
 from fos_rl.quant import (
@@ -21,7 +21,7 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.gemm import Gemm
-from fos_rl.quant.matmul import (
+from fos_rl.quant.linear_autograd import (
     as_quantized_weight,
     check_contraction,
     check_native_shapes,

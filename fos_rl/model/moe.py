@@ -23,7 +23,7 @@ class SparseMlp(nn.Module):
     """A mixture-of-experts MLP: each token goes through its top-k experts, weighted by the router.
 
     Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router. `choose` sees its
-    choice and has the last word: see `fos_rl.model.routing`.
+    choice and has the last word: see `fos_rl.model.router_replay`.
     """
 
     def __init__(self, architecture: Architecture, ops: Ops) -> None:

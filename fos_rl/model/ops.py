@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fos_rl.exact import rows as exact_rows
 from fos_rl.exact.autograd import ordinary_backward
-from fos_rl.exact.matmul import fixed_tile_grouped_mm, fixed_tile_mm
-from fos_rl.model.matmul import fp32_matmul, grouped_linear
+from fos_rl.exact.fixed_tiles import fixed_tile_grouped_mm, fixed_tile_mm
+from fos_rl.model.unquantized_matmul import fp32_matmul, grouped_linear
 from fos_rl.spec import Consistency
 
 

@@ -1,9 +1,6 @@
 """Four-over-six NVFP4, NVFP4 and MXFP8: quantize, dequantize, and linears with autograd."""
 
-from fos_rl.quant.four_over_six import four_over_six_quantize
-from fos_rl.quant.gemm import gemm_operand, swizzle_scales
-from fos_rl.quant.grouped import quantized_grouped_mm
-from fos_rl.quant.linear import (
+from fos_rl.quant.entry_points import (
     four_over_six_grouped_mm,
     four_over_six_linear,
     four_over_six_mm,
@@ -14,7 +11,10 @@ from fos_rl.quant.linear import (
     nvfp4_linear,
     nvfp4_mm,
 )
-from fos_rl.quant.matmul import quantized_linear
+from fos_rl.quant.four_over_six import four_over_six_quantize
+from fos_rl.quant.gemm import gemm_operand, swizzle_scales
+from fos_rl.quant.grouped_autograd import quantized_grouped_mm
+from fos_rl.quant.linear_autograd import quantized_linear
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize, mxfp8_quantize
 from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand, nvfp4_dequantize, nvfp4_quantize
 from fos_rl.quant.recipes import (

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fos_rl.kernels import ops
+from fos_rl.kernels import quantize_ops
 from fos_rl.kernels.arguments import check_choice
 from fos_rl.kernels.availability import unavailable_reason
 
@@ -62,7 +62,7 @@ def cute_quantize(
 
         codes, scale, amax = library.quantize(*arguments)
         return codes, scale.view(torch.float8_e4m3fn), amax
-    codes, block_scale, amax = ops.quantize(*arguments)[:3]
+    codes, block_scale, amax = quantize_ops.quantize(*arguments)[:3]
     assert codes is not None
     assert block_scale is not None
     return codes, block_scale, amax
@@ -82,7 +82,7 @@ def cute_decode(
         from fos_rl.kernels import library
 
         return library.decode(*arguments)
-    return ops.decode(*arguments)
+    return quantize_ops.decode(*arguments)
 
 
 def cute_quantize_for_gemm(
@@ -95,7 +95,7 @@ def cute_quantize_for_gemm(
     codes: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """The exact operand of 1x16 blocks, global_amax, and codes with block_scale if asked for."""
-    out_codes, block_scale, amax, operand = ops.quantize(
+    out_codes, block_scale, amax, operand = quantize_ops.quantize(
         x,
         method,
         "1x16",

@@ -17,8 +17,8 @@ from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 
-from fos_rl.exact.matmul import fixed_tile_mm
-from fos_rl.kernels import ops
+from fos_rl.exact.fixed_tiles import fixed_tile_mm
+from fos_rl.kernels import quantize_ops
 from fos_rl.kernels.arguments import check_choice
 from fos_rl.quant.backend import takes_fused_epilogue
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize
@@ -151,7 +151,7 @@ def quantized_gemm(
                 f"a must have {'one per row' if row_scaled else 'one'} and b one."
             )
         if takes_fused_epilogue(out, out_dtype):
-            return ops.scale_sums(
+            return quantize_ops.scale_sums(
                 out, a.global_amax, b.global_amax, bounds, row_scaled, bias, out_dtype
             )
         out = apply_global_scales(out, a.global_amax, b.global_amax, bounds, row_scaled)

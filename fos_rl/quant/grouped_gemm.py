@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fos_rl.kernels import ops
+from fos_rl.kernels import quantize_ops
 from fos_rl.quant.backend import use_cute
 from fos_rl.quant.gemm import fp32_mm
 
@@ -58,7 +58,7 @@ def group_amax(
 ) -> Float32[Tensor, "experts"]:
     """Return the amax of each group's rows, 0 for an empty one; NaN propagates."""
     if use_cute("auto", x) and not torch.compiler.is_compiling():
-        return ops.group_amax(x, group, experts)
+        return quantize_ops.group_amax(x, group, experts)
     row_amax = x.abs().amax(-1).to(torch.float32)
     amax = torch.zeros(experts + 1, dtype=torch.float32, device=x.device)
     return amax.scatter_reduce_(0, group, row_amax, "amax")[:experts]

@@ -1,8 +1,8 @@
 """What a quantized GEMM does with its operands: one recipe object per format.
 
-A recipe answers how activations, weights and output gradients are quantized; matmul.py and
-grouped.py hold the autograd around it. Both recipes have the same methods, so that those two files
-know no format.
+A recipe answers how activations, weights and output gradients are quantized; linear_autograd.py and
+grouped_autograd.py hold the autograd around it. Both recipes have the same methods, so that those
+two files know no format.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import Any
 from fos_rl.config import RunConfig, load_config, parse_config
 from fos_rl.files.json_lines import JsonLines
 from fos_rl.files.reading import read_json_object
-from fos_rl.run_folder.checkpoints import Found, find_checkpoint
+from fos_rl.run_folder.find_checkpoint import Found, find_checkpoint
 from fos_rl.run_folder.folder import is_finished, read_metrics_lines
 from fos_rl.run_folder.resume_settings import check_resumed
 from fos_rl.spec import ModelSpec, contract_difference

@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 }
 
 
-def host_environment() -> None:
+def actor_environment() -> None:
     """Give this process the environment of the hosts' actors, to run them in it.
 
     Call it before torch is imported: OpenMP reads its variables once.

@@ -27,7 +27,6 @@ from fos_rl.model.machine import check_precision
 from fos_rl.model.tokenizer import check_tokenizer, load_tokenizer
 from fos_rl.model.weight_files import check_weights
 from fos_rl.rewards.verifiers import VerifierPool
-from fos_rl.run_folder.console import RunConsole
 from fos_rl.run_folder.folder import RunFolder, describe_environment, read_metrics
 from fos_rl.run_folder.loggers import check_loggers, start_loggers
 from fos_rl.run_folder.preflight import (
@@ -42,6 +41,7 @@ from fos_rl.run_folder.preflight import (
 )
 from fos_rl.run_folder.reopen import reopen
 from fos_rl.run_folder.resume_plan import plan_resume
+from fos_rl.run_folder.run_console import RunConsole
 from fos_rl.runtime.cluster import Cluster, Placement, plan_placement
 from fos_rl.runtime.parallel import check_parallel, is_parallel, refuse_parallel
 from fos_rl.spec import Architecture, ModelSpec

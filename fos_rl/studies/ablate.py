@@ -13,9 +13,9 @@ from fos_rl.run_folder.preflight import check_output, size_text
 from fos_rl.runtime.cluster import gpu_environments, runs_at_once
 from fos_rl.runtime.launch import CHECKED, Plan, count_gpus, planned
 from fos_rl.runtime.parallel import refuse_parallel
-from fos_rl.studies.console import StudyConsole, plan_text, summary_text
 from fos_rl.studies.estimate import Estimate, estimate
 from fos_rl.studies.run_queue import run_all
+from fos_rl.studies.study_console import StudyConsole, plan_text, summary_text
 
 
 def ablate(

@@ -23,7 +23,7 @@ from typing import Literal
 from fos_rl.config.study import StudyRun
 from fos_rl.files.lock import is_live
 from fos_rl.files.whole import write_whole
-from fos_rl.run_folder.checkpoints import find_checkpoint
+from fos_rl.run_folder.find_checkpoint import find_checkpoint
 from fos_rl.run_folder.folder import finished_steps, is_finished, resolved_toml, set_aside
 
 State = Literal["waiting", "running", "finished", "failed", "skipped"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fos_rl.model.convert import PreparedWeights, QuantizedExperts, QuantizedLinear
 from fos_rl.model.decoder import Decoder
-from fos_rl.model.matmul import fp32_matmul
+from fos_rl.model.unquantized_matmul import fp32_matmul
 from fos_rl.quant.grouped_gemm import group_spans
 
 MAX_TOKENS = 128

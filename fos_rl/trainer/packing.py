@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from fos_rl.model.routing import UNKNOWN
+from fos_rl.model.router_replay import UNKNOWN
 from fos_rl.types import TrainBatch
 
 

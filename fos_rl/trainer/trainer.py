@@ -12,14 +12,14 @@ from fos_rl.algorithms.corrections import correct
 from fos_rl.algorithms.losses import PolicyTokens, policy_loss
 from fos_rl.algorithms.mismatch import mismatch_metrics, num_non_finite
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
-from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.finite import check_loaded
 from fos_rl.model.hf import load_hf_weights, named_hf_weights, read_weights, write_model
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.machine import peak_memory_gib
-from fos_rl.model.routing import RoutingReplay
+from fos_rl.model.packed_attention import PackedSequences, packed_attention
+from fos_rl.model.router_replay import RoutingReplay
 from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.checkpoint import load_checkpoint, save_checkpoint
@@ -33,7 +33,7 @@ from fos_rl.trainer.health import (
 from fos_rl.trainer.layer_errors import MAX_TOKENS, first_tokens, layer_errors
 from fos_rl.trainer.masters import Masters
 from fos_rl.trainer.packing import MicroBatch, pack
-from fos_rl.trainer.routing import routing_flip_metrics
+from fos_rl.trainer.routing_flips import routing_flip_metrics
 from fos_rl.trainer.step_metrics import StepSums, is_sound
 from fos_rl.types import StepResult, TrainBatch, WeightBucket
 

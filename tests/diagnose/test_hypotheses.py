@@ -12,9 +12,9 @@ from fos_rl.diagnose.hypotheses import remaining
 from fos_rl.diagnose.numerics import AmaxGroups, attend
 from fos_rl.diagnose.records import read_jsonl
 from fos_rl.diagnose.scorer import Rows
-from fos_rl.model.attention import PackedSequences, causal_attention, packed_attention
 from fos_rl.model.convert import build_decoder, prepare_weights
 from fos_rl.model.hf import load_hf_weights, read_architecture, read_weights
+from fos_rl.model.packed_attention import PackedSequences, causal_attention, packed_attention
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import ModelSpec, Nvfp4
 from fos_rl.types import TrainBatch

@@ -13,30 +13,30 @@ from torch import Tensor
 
 from fos_rl.cli import main
 from fos_rl.diagnose.operations import quantizer_inputs
-from fos_rl.diagnose.parity import Parity, _flipped_codes, compare_hosts
+from fos_rl.diagnose.parity import Parity, _flipped_codes, compare_forwards
 from fos_rl.diagnose.parity_report import verdict
 from fos_rl.generator.inspection import generator_decoder
-from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.convert import build_decoder, prepare_weights
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf import read_architecture
+from fos_rl.model.packed_attention import PackedSequences, packed_attention
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import FourOverSix, ModelSpec
 from fos_rl.types import Rollout
-from tests.hosts import Hosts, hosts, random_prompts
+from tests.support.pair import Pair, random_prompts, tiny_pair
 
 TINY_MOE = str(Path(__file__).parents[2] / "configs" / "tiny_moe.toml")
 
 
 @contextmanager
-def _sampled(family: str, folder: Path, **settings: Any) -> Iterator[tuple[Hosts, list[Rollout]]]:
-    with hosts(family, folder, **settings) as pair:
+def _sampled(family: str, folder: Path, **settings: Any) -> Iterator[tuple[Pair, list[Rollout]]]:
+    with tiny_pair(family, folder, **settings) as pair:
         pair.sync()
         yield pair, pair.generate(random_prompts(4))
 
 
 @pytest.fixture(scope="module")
-def dense(tmp_path_factory) -> Iterator[tuple[Hosts, list[Rollout]]]:
+def dense(tmp_path_factory) -> Iterator[tuple[Pair, list[Rollout]]]:
     with _sampled("qwen3", tmp_path_factory.mktemp("dense")) as found:
         yield found
 
@@ -53,12 +53,12 @@ def _scaled(tensor: Tensor, factor: float = 1.05) -> Iterator[None]:
             tensor.copy_(before)
 
 
-def _parameter(name: str) -> Callable[[Hosts], Tensor]:
+def _parameter(name: str) -> Callable[[Pair], Tensor]:
     """A weight of the trainer's decoder."""
     return lambda pair: pair.trainer.decoder.get_parameter(name)
 
 
-def _rope(pair: Hosts) -> Tensor:
+def _rope(pair: Pair) -> Tensor:
     """The generator's sines, from position 5 on."""
     return generator_decoder(pair.generator).model.rotary.on(torch.device("cpu"))[5:, 1]
 
@@ -91,9 +91,9 @@ MOE = {
 }
 
 
-def test_equal_hosts_differ_by_rounding_alone(dense: tuple[Hosts, list[Rollout]]) -> None:
+def test_equal_hosts_differ_by_rounding_alone(dense: tuple[Pair, list[Rollout]]) -> None:
     pair, rollouts = dense
-    found = compare_hosts(pair.trainer, pair.generator, rollouts)
+    found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert found.culprit is None
     assert "rounding" in verdict(found)[-1]
     assert found.weights_that_differ == []
@@ -109,34 +109,34 @@ def test_equal_hosts_differ_by_rounding_alone(dense: tuple[Hosts, list[Rollout]]
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_names_the_changed_operation(dense: tuple[Hosts, list[Rollout]], name: str) -> None:
+def test_names_the_changed_operation(dense: tuple[Pair, list[Rollout]], name: str) -> None:
     pair, rollouts = dense
     with _scaled(DENSE[name](pair)):
-        found = compare_hosts(pair.trainer, pair.generator, rollouts)
+        found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert _culprit(found) == name
     assert name in verdict(found)[1]
 
 
 def test_names_a_changed_attention_scale(
-    dense: tuple[Hosts, list[Rollout]], monkeypatch: pytest.MonkeyPatch
+    dense: tuple[Pair, list[Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, rollouts = dense
     attention: Any = generator_decoder(pair.generator).model.layers[1].self_attn.inner
     monkeypatch.setattr(attention.attn.impl, "scale", attention.attn.impl.scale * 1.05)
-    found = compare_hosts(pair.trainer, pair.generator, rollouts)
+    found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert _culprit(found) == "layers.1.attention"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-def test_exact_hosts_do_not_differ_at_all(family: str, tmp_path: Path) -> None:
+def test_exact_pair_do_not_differ_at_all(family: str, tmp_path: Path) -> None:
     """Every operation, in place and given the same input, in bf16 under four-over-six.
 
     From here on each test closes an engine, which ends all others of this process.
     """
     settings = {"precision": FourOverSix(), "consistency": "exact"}
     with _sampled(family, tmp_path, **settings) as (pair, rollouts):
-        found = compare_hosts(pair.trainer, pair.generator, rollouts)
+        found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert [op.name for op in found.operations if op.max or op.same_input_max] == []
     assert verdict(found) == ["the two forwards are equal to the last bit"]
     assert {flipped for flipped, _ in found.flipped_codes.values()} == {0}
@@ -148,10 +148,10 @@ def test_names_a_changed_weight_once_however_many_codes(tmp_path: Path) -> None:
     precision = FourOverSix(compute_dtype="float32")
     with _sampled("qwen3", tmp_path, precision=precision) as (pair, rollouts):
         decoder: Decoder = pair.trainer.decoder
-        equal = compare_hosts(pair.trainer, pair.generator, rollouts)
+        equal = compare_forwards(pair.trainer, pair.generator, rollouts)
         with _scaled(decoder.get_parameter("model.layers.1.mlp.up_proj.weight")):
             prepare_weights(decoder)
-            found = compare_hosts(pair.trainer, pair.generator, rollouts)
+            found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert equal.culprit is None
     assert equal.codes_that_differ == []
     assert _culprit(found) == "layers.1.up_proj"
@@ -168,11 +168,11 @@ def test_names_a_changed_weight_once_however_many_codes(tmp_path: Path) -> None:
 
 def test_names_router_expert_and_head(tmp_path: Path) -> None:
     with _sampled("qwen3_moe", tmp_path) as (pair, rollouts):
-        equal = compare_hosts(pair.trainer, pair.generator, rollouts)
+        equal = compare_forwards(pair.trainer, pair.generator, rollouts)
         found = {}
         for name, tensor in MOE.items():
             with _scaled(tensor(pair), 1.2):
-                found[name] = compare_hosts(pair.trainer, pair.generator, rollouts)
+                found[name] = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert equal.culprit is None
     assert set(equal.routing_flips.values()) == {0.0}
     assert {name: _culprit(parity) for name, parity in found.items()} == {n: n for n in found}

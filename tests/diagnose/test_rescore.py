@@ -24,7 +24,7 @@ from fos_rl.model.rope import RotaryTable
 from fos_rl.run_folder.folder import RunFolder
 from fos_rl.trainer.checkpoint import checkpoint_folder, save_checkpoint
 from fos_rl.types import Prompt, Rollout, Sample, TrainBatch
-from tests.hosts import Hosts, batch_of, hosts, random_prompts
+from tests.support.pair import Pair, batch_of, random_prompts, tiny_pair
 
 TOKENS = 100_000
 
@@ -33,7 +33,7 @@ TOKENS = 100_000
 class Setup:
     """A synced pair of one model and recipe, and the config that describes it."""
 
-    pair: Hosts
+    pair: Pair
     config: RunConfig
 
 
@@ -48,7 +48,7 @@ def _setup(family: str, folder: Path, precision: dict[str, Any]) -> Iterator[Set
             "trainer": {"lr": 1e-2, "microbatch_tokens": 600},
         }
     )
-    with hosts(
+    with tiny_pair(
         family,
         folder,
         precision=config.model.precision,
@@ -77,7 +77,7 @@ def _prompts() -> list[Prompt]:
     return random_prompts(4)
 
 
-def _scores(pair: Hosts, batch: TrainBatch) -> list[np.ndarray]:
+def _scores(pair: Pair, batch: TrainBatch) -> list[np.ndarray]:
     with torch.no_grad():
         return [values.cpu().numpy() for values in pair.trainer._score(batch)]
 

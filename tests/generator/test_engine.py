@@ -14,20 +14,20 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from fos_rl.config import RolloutConfig
 from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
-from tests.hosts import Hosts, batch_of, hosts, random_prompts
+from tests.support.pair import Pair, batch_of, random_prompts, tiny_pair
 
 FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def fp32_pair(request, tmp_path_factory) -> Iterator[Hosts]:
-    with hosts(request.param, tmp_path_factory.mktemp("model")) as pair:
+def fp32_pair(request, tmp_path_factory) -> Iterator[Pair]:
+    with tiny_pair(request.param, tmp_path_factory.mktemp("model")) as pair:
         pair.sync()
         yield pair
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_agree_in_fp32(fp32_pair: Hosts, temperature: float) -> None:
+def test_log_probs_agree_in_fp32(fp32_pair: Pair, temperature: float) -> None:
     """Bound of the issue: 1e-4. Different orders of fp32 additions leave some 1e-6."""
     fp32_pair.set_temperature(temperature)
     rollouts = fp32_pair.generate(random_prompts(6))
@@ -37,7 +37,7 @@ def test_log_probs_agree_in_fp32(fp32_pair: Hosts, temperature: float) -> None:
     fp32_pair.sync()
 
 
-def test_sampling_depends_on_the_seed_alone(fp32_pair: Hosts) -> None:
+def test_sampling_depends_on_the_seed_alone(fp32_pair: Pair) -> None:
     prompts = random_prompts(3)
     first, again = fp32_pair.generate(prompts, 7), fp32_pair.generate(prompts, 7)
     other = fp32_pair.generate(prompts, 8)
@@ -47,7 +47,7 @@ def test_sampling_depends_on_the_seed_alone(fp32_pair: Hosts) -> None:
     assert len({tuple(r.response_ids) for r in first[:4]}) > 1
 
 
-def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Hosts) -> None:
+def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Pair) -> None:
     """Sixteen distinct prompts of 500 tokens exceed an engine step and are prefilled in pieces; the
     second time they are cached and whole."""
     [prompt] = random_prompts(1)
@@ -56,7 +56,7 @@ def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Hosts) -> None:
     assert [r.response_ids for r in split] == [r.response_ids for r in cached]
 
 
-def test_rollouts_say_how_they_ended(fp32_pair: Hosts) -> None:
+def test_rollouts_say_how_they_ended(fp32_pair: Pair) -> None:
     for rollout in fp32_pair.generate(random_prompts(6), 3):
         assert rollout.policy_version == fp32_pair.trainer.policy_version
         assert len(rollout.log_probs) == len(rollout.response_ids)
@@ -67,7 +67,7 @@ def test_rollouts_say_how_they_ended(fp32_pair: Hosts) -> None:
             assert rollout.response_ids[-1] == 259
 
 
-def test_a_weight_changed_behind_the_sync_is_named(fp32_pair: Hosts) -> None:
+def test_a_weight_changed_behind_the_sync_is_named(fp32_pair: Pair) -> None:
     def change(model) -> None:
         model.decoder.model.layers[1].self_attn.v_proj.weight.data[0, 0] += 1e-3
 
@@ -81,7 +81,7 @@ def test_a_weight_changed_behind_the_sync_is_named(fp32_pair: Hosts) -> None:
     fp32_pair.sync()
 
 
-def test_a_tensor_that_never_arrives_is_named(fp32_pair: Hosts) -> None:
+def test_a_tensor_that_never_arrives_is_named(fp32_pair: Pair) -> None:
     def partial_sync() -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
         generator.begin_weight_sync()
@@ -96,7 +96,7 @@ def test_a_tensor_that_never_arrives_is_named(fp32_pair: Hosts) -> None:
     fp32_pair.sync()
 
 
-def test_a_wrong_tensor_is_named(fp32_pair: Hosts) -> None:
+def test_a_wrong_tensor_is_named(fp32_pair: Pair) -> None:
     def wrong_sync() -> None:
         generator, trainer = fp32_pair.generator, fp32_pair.trainer
         generator.begin_weight_sync()
@@ -112,7 +112,7 @@ def test_a_wrong_tensor_is_named(fp32_pair: Hosts) -> None:
     fp32_pair.sync()
 
 
-def _step_and_mismatch(pair: Hosts) -> float:
+def _step_and_mismatch(pair: Pair) -> float:
     """Mismatch of prompts that were cached before a large update."""
     prompts = random_prompts(4)
     pair.trainer.step(batch_of(pair.generate(prompts)))
@@ -122,7 +122,7 @@ def _step_and_mismatch(pair: Hosts) -> float:
     return fresh["mismatch/log_prob_abs_diff/max"]
 
 
-def test_prefix_cache_is_reset_at_every_sync(fp32_pair: Hosts, monkeypatch) -> None:
+def test_prefix_cache_is_reset_at_every_sync(fp32_pair: Pair, monkeypatch) -> None:
     """The same prompts again after an update; keys and values of the old weights would answer."""
     assert _step_and_mismatch(fp32_pair) < 1e-4
     monkeypatch.setattr(LLMEngine, "reset_prefix_cache", lambda *_: True)
@@ -132,7 +132,7 @@ def test_prefix_cache_is_reset_at_every_sync(fp32_pair: Hosts, monkeypatch) -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_agree_in_bf16(family, tmp_path: Path) -> None:
     """Bound of the issue: mean 0.02, over more than 300 tokens."""
-    with hosts(family, tmp_path, precision=Bf16(compute_dtype="bfloat16")) as pair:
+    with tiny_pair(family, tmp_path, precision=Bf16(compute_dtype="bfloat16")) as pair:
         pair.sync()
         rollouts = pair.generate(random_prompts(6))
         metrics = pair.trainer.step(batch_of(rollouts)).metrics
@@ -148,7 +148,7 @@ def test_vllm_applies_each_temperature_that_a_config_takes(temperature: float) -
     assert SamplingParams(temperature=math.nextafter(0.01, 0)).temperature == 0.01
 
 
-def test_a_temperature_that_vllm_would_change_is_refused(fp32_pair: Hosts) -> None:
+def test_a_temperature_that_vllm_would_change_is_refused(fp32_pair: Pair) -> None:
     fp32_pair.set_temperature(0.001)
     with pytest.raises(ValueError, match=r"temperature = 0.001: vLLM changed it to 0.01"):
         fp32_pair.generate(random_prompts(1))

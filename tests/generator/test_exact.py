@@ -19,13 +19,13 @@ from torch import Tensor
 from vllm.v1.sample.sampler import Sampler
 
 from fos_rl.config import GeneratorConfig, RolloutConfig, TrainerConfig
-from fos_rl.model.attention import ExactPackedAttention, PackedAttention
 from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.ops import EXACT
+from fos_rl.model.packed_attention import ExactPackedAttention, PackedAttention
 from fos_rl.quant import gemm
 from fos_rl.spec import Bf16, Family, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.types import Rollout, TrainBatch
-from tests.hosts import Hosts, batch_of, hosts, random_prompts
+from tests.support.pair import Pair, batch_of, random_prompts, tiny_pair
 
 FP32: dict[str, Any] = {"compute_dtype": "float32"}
 ARMS: list[tuple[Family, str, Precision]] = [
@@ -42,8 +42,8 @@ ARMS: list[tuple[Family, str, Precision]] = [
 ROLLOUT = RolloutConfig(group_size=4, max_new_tokens=48, max_prompt_tokens=512, temperature=0.8)
 
 
-def exact_hosts(family: Family, folder: Path, precision: Precision) -> Any:
-    return hosts(
+def exact_pair(family: Family, folder: Path, precision: Precision) -> Any:
+    return tiny_pair(
         family,
         folder,
         precision=precision,
@@ -60,7 +60,7 @@ def differences(rollouts: list[Rollout], log_probs: list[np.ndarray]) -> np.ndar
     return np.concatenate(log_probs).astype(np.float64) - theirs
 
 
-def assert_exact(pair: Hosts, rollouts: list[Rollout]) -> int:
+def assert_exact(pair: Pair, rollouts: list[Rollout]) -> int:
     """Trains on them, too; returns the number of tokens."""
     result = pair.trainer.step(batch_of(rollouts))
     d = differences(rollouts, result.log_probs)
@@ -76,7 +76,7 @@ def assert_exact(pair: Hosts, rollouts: list[Rollout]) -> int:
 def test_log_probs_are_equal_to_the_last_bit(
     family: Family, precision: Precision, tmp_path: Path
 ) -> None:
-    with exact_hosts(family, tmp_path, precision) as pair:
+    with exact_pair(family, tmp_path, precision) as pair:
         pair.sync()
         tokens = assert_exact(pair, pair.generate(random_prompts(10), 0))
         pair.sync()
@@ -89,17 +89,17 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A pair with quantized and plain linears, and what its generator sampled."""
     folder = tmp_path_factory.mktemp("model")
     precision = FourOverSix(compute_dtype="float32", exclude=("*.down_proj",))
-    with exact_hosts("qwen3", folder, precision) as pair:
+    with exact_pair("qwen3", folder, precision) as pair:
         pair.sync()
         yield pair, pair.generate(random_prompts(3), 0)
 
 
-def score(pair: Hosts, batch: TrainBatch) -> list[np.ndarray]:
+def score(pair: Pair, batch: TrainBatch) -> list[np.ndarray]:
     return [values.numpy() for values in pair.trainer._score(batch)]
 
 
 def test_the_trainers_log_probs_do_not_change_with_packing(
-    sampled: tuple[Hosts, list[Rollout]], monkeypatch: pytest.MonkeyPatch
+    sampled: tuple[Pair, list[Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All in one micro-batch, and each sequence alone."""
     pair, rollouts = sampled
@@ -129,7 +129,7 @@ PLANTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_another_rounding_in_one_host_shows(
-    planted: str, sampled: tuple[Hosts, list[Rollout]], monkeypatch: pytest.MonkeyPatch
+    planted: str, sampled: tuple[Pair, list[Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the zeros of this file are not for lack of sight."""
     pair, rollouts = sampled

@@ -8,12 +8,12 @@ from fos_rl.algorithms.noise_floor import floor_sample, noise_floor
 from fos_rl.config import RolloutConfig
 from fos_rl.spec import Bf16
 from fos_rl.types import Rollout
-from tests.hosts import batch_of, hosts, random_prompts
+from tests.support.pair import batch_of, random_prompts, tiny_pair
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    with hosts(
+    with tiny_pair(
         "qwen3",
         tmp_path_factory.mktemp("model"),
         precision=Bf16(compute_dtype="float32"),

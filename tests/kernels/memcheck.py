@@ -13,7 +13,7 @@ import torch
 from kernel_data import make
 from torch import Tensor
 
-from fos_rl.kernels import compile_cache, ops
+from fos_rl.kernels import compile_cache, quantize_ops
 
 LAYOUTS = {
     "blocks", "rows", "parts", "flat", "square", "rowwise", "columnwise", "columnwise_square",
@@ -37,13 +37,13 @@ ERROR, BOUND = "mae", 256
 
 def quantize_and_decode(x: Tensor, block: str, row_scaled: bool, columnwise: bool) -> None:
     form = ("four_over_six", block, ERROR, BOUND, row_scaled, columnwise)
-    codes, scale, amax, _ = ops.quantize(x, *form)
-    ops.quantize(x, *form, codes=False, operand=True)
-    ops.quantize(x, *form, amax, operand=True)
+    codes, scale, amax, _ = quantize_ops.quantize(x, *form)
+    quantize_ops.quantize(x, *form, codes=False, operand=True)
+    quantize_ops.quantize(x, *form, amax, operand=True)
     assert codes is not None
     assert scale is not None
     for what, dtype in itertools.product(("value", "operand"), DTYPES):
-        ops.decode(codes, scale, amax, BOUND, dtype, what)
+        quantize_ops.decode(codes, scale, amax, BOUND, dtype, what)
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
         for form in FORMS:
             quantize_and_decode(x, *form)
         group = (torch.arange(shape[0]) // 7).clamp(max=3).cuda()
-        ops.group_amax(x, group, 3)
+        quantize_ops.group_amax(x, group, 3)
     for dtype in DTYPES:
         stack = torch.randn(5, 48, 208, generator=generator).to(dtype).cuda()
         for form in FORMS:
@@ -62,7 +62,7 @@ def main() -> None:
     rows, one, bias = torch.ones(37).cuda(), torch.ones(1).cuda(), torch.ones(520).cuda()
     for row_scaled, added, dtype in itertools.product((True, False), (None, bias), DTYPES):
         amax = rows if row_scaled else one
-        ops.scale_sums(sums, amax, one, (256, 256), row_scaled, added, dtype)
+        quantize_ops.scale_sums(sums, amax, one, (256, 256), row_scaled, added, dtype)
     torch.cuda.synchronize()
     ran = {constants[0] if kernel == "quantize" else kernel for kernel, constants, _ in
            compile_cache._memory}  # fmt: skip

@@ -60,7 +60,7 @@ def test_reasons_about_the_input(monkeypatch, x: torch.Tensor, reason: str) -> N
 def test_kernels_are_imported_without_cutlass() -> None:
     """Neither the package nor the modules that choose a backend import the compiler."""
     code = (
-        "import sys, json, fos_rl.quant, fos_rl.kernels.ops, fos_rl.kernels.availability\n"
+        "import sys, json, fos_rl.quant, fos_rl.kernels.quantize_ops, fos_rl.kernels.availability\n"
         "print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'cutlass']))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

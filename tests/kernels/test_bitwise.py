@@ -116,7 +116,7 @@ def test_decode(form: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 def test_fused_operand(form: str, dtype: str) -> None:
-    from fos_rl.kernels import ops
+    from fos_rl.kernels import quantize_ops
 
     block, rows, columns = FORMS[form]
     generator = torch.Generator("cuda").manual_seed(3)
@@ -127,7 +127,7 @@ def test_fused_operand(form: str, dtype: str) -> None:
         )
         expected = exact_operand(t, backend="reference")
         for codes in (True, False):
-            parts = ops.quantize(
+            parts = quantize_ops.quantize(
                 x, "four_over_six", block, "mae", 256, rows, columns, codes=codes, operand=True
             )
             assert_same(parts[3], expected, f"{shape} {kind} operand")
@@ -173,7 +173,7 @@ def test_groups_with_one_amax_each_row() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_amax_and_operand_of_groups(dtype: str) -> None:
     """The offsets stay on the device; some groups are empty, some rows belong to none."""
-    from fos_rl.kernels import ops
+    from fos_rl.kernels import quantize_ops
 
     generator = torch.Generator("cuda").manual_seed(8)
     offs = torch.tensor([100, 100, 420, 640], dtype=torch.int32, device="cuda")
@@ -185,13 +185,13 @@ def test_amax_and_operand_of_groups(dtype: str) -> None:
         for i, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if end > start:
                 amax[i] = x[start:end].abs().amax().float()
-        found = ops.group_amax(x, group, 4)
+        found = quantize_ops.group_amax(x, group, 4)
         assert_same(found, amax, f"{cols} {kind} amax")
         rows = per_row(amax, group)
         t = four_over_six_quantize(
             x, "1x16", "mse", 256, True, global_amax=rows, backend="reference"
         )
-        parts = ops.quantize(
+        parts = quantize_ops.quantize(
             x, "four_over_six", "1x16", "mse", 256, True, global_amax=rows, codes=False,
             operand=True,
         )  # fmt: skip
@@ -200,7 +200,7 @@ def test_amax_and_operand_of_groups(dtype: str) -> None:
 
 
 def test_epilogue() -> None:
-    from fos_rl.kernels import ops
+    from fos_rl.kernels import quantize_ops
     from fos_rl.quant.gemm import apply_global_scales
 
     generator = torch.Generator("cuda").manual_seed(6)
@@ -213,7 +213,7 @@ def test_epilogue() -> None:
             expected = apply_global_scales(sums.clone(), a_amax, one, (256, 448), row_scaled)
             if added is not None:
                 expected = expected + added.float()
-            found = ops.scale_sums(sums, a_amax, one, (256, 448), row_scaled, added, dtype)
+            found = quantize_ops.scale_sums(sums, a_amax, one, (256, 448), row_scaled, added, dtype)
             assert_same(found, expected.to(dtype), f"{row_scaled} {dtype}")
 
 

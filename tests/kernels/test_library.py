@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fos_rl.kernels import compile_cache, library, ops
+from fos_rl.kernels import compile_cache, library, quantize_ops
 from fos_rl.quant import NVFP4Tensor, four_over_six_quantize, nvfp4_quantize
 
 OPS = {"quantize_nvfp4": library.quantize, "decode_nvfp4": library.decode}
@@ -36,9 +36,9 @@ def load(kernel: str, constants: tuple, arch: str):
 def on_the_cpu(monkeypatch):
     """The ops' own host functions for CPU tensors, as long as the test runs."""
     monkeypatch.setattr(compile_cache, "load", load)
-    monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(ops, "_sm_count", lambda device: 132)
-    caches = (ops._plan, ops.amax_launcher, ops._decode_launcher)
+    monkeypatch.setattr(quantize_ops, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(quantize_ops, "_sm_count", lambda device: 132)
+    caches = (quantize_ops._plan, quantize_ops.amax_launcher, quantize_ops._decode_launcher)
     for cache in caches:
         cache.cache_clear()
     registration = torch.library.Library("fos_rl", "FRAGMENT")

@@ -15,9 +15,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from fos_rl.model.attention import PackedSequences, packed_attention
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf import load_hf_weights, parse_architecture
+from fos_rl.model.packed_attention import PackedSequences, packed_attention
 from fos_rl.model.tiny import tiny_config, tiny_weights
 from fos_rl.spec import ModelSpec
 

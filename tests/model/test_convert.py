@@ -11,7 +11,6 @@ from decoders import Packed, random_samples, tiny
 from torch import Tensor, nn
 
 from fos_rl.model import transport
-from fos_rl.model.attention import packed_attention
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import (
     QuantizedExperts,
@@ -29,6 +28,7 @@ from fos_rl.model.hf import (
     read_weights,
     write_model,
 )
+from fos_rl.model.packed_attention import packed_attention
 from fos_rl.model.tiny import tiny_weights, write_tiny_model
 from fos_rl.model.transport import WeightLoader, pack_weights, unpack_weights
 from fos_rl.quant import (
@@ -41,7 +41,7 @@ from fos_rl.quant import (
     quantized_grouped_mm,
     quantized_linear,
 )
-from fos_rl.quant.matmul import tensors_of
+from fos_rl.quant.linear_autograd import tensors_of
 from fos_rl.quant.recipes import Backward, Recipe
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.trainer import masters

@@ -4,10 +4,10 @@ import pytest
 import torch
 from decoders import FAMILIES, random_samples, tiny
 
-from fos_rl.model import attention, matmul
-from fos_rl.model.attention import PackedAttention, PackedSequences
+from fos_rl.model import packed_attention, unquantized_matmul
 from fos_rl.model.checksum import checksum
-from fos_rl.model.matmul import fp32_matmul
+from fos_rl.model.packed_attention import PackedAttention, PackedSequences
+from fos_rl.model.unquantized_matmul import fp32_matmul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -84,7 +84,7 @@ def test_forward_never_waits_for_the_host_and_is_recorded_as_a_graph(family, dty
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [1], [200, 3]], ids=str)
 def test_varlen_equals_one_call_a_sequence(lengths, monkeypatch):
-    if attention.varlen_attn is None:
+    if packed_attention.varlen_attn is None:
         pytest.skip("this torch has no varlen_attn")
     generator = torch.Generator().manual_seed(0)
     tokens = sum(lengths)
@@ -102,7 +102,7 @@ def test_varlen_equals_one_call_a_sequence(lengths, monkeypatch):
         return [out.detach(), *(x.grad for x in inputs)]
 
     fused = outputs()
-    monkeypatch.setattr(attention, "varlen_attn", None)
+    monkeypatch.setattr(packed_attention, "varlen_attn", None)
     for one, other in zip(fused, outputs(), strict=True):
         # bf16 outputs of two kernels that sum in fp32: a few units in the last place.
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
@@ -114,8 +114,8 @@ def test_grouped_kernel_equals_the_loop(sizes):
     rows = torch.randn(sum(sizes), 64, generator=generator).to(torch.bfloat16)
     weight = torch.randn(4, 32, 64, generator=generator).to(torch.bfloat16)
     ends = torch.tensor(sizes).cumsum(0).to(torch.int32)
-    want = matmul.grouped_linear(rows.float(), weight.float(), ends)
-    got = matmul.grouped_linear(rows.cuda(), weight.cuda(), ends.cuda()).float().cpu()
+    want = unquantized_matmul.grouped_linear(rows.float(), weight.float(), ends)
+    got = unquantized_matmul.grouped_linear(rows.cuda(), weight.cuda(), ends.cuda()).float().cpu()
     # One rounding to bf16 of fp32 sums.
     torch.testing.assert_close(got, want, rtol=2**-8, atol=1e-4)
 
@@ -124,7 +124,7 @@ def test_no_rows_on_cuda():
     rows = torch.zeros(0, 64, device="cuda", dtype=torch.bfloat16)
     weight = torch.zeros(4, 32, 64, device="cuda", dtype=torch.bfloat16)
     ends = torch.zeros(4, device="cuda", dtype=torch.int32)
-    assert matmul.grouped_linear(rows, weight, ends).shape == (0, 32)
+    assert unquantized_matmul.grouped_linear(rows, weight, ends).shape == (0, 32)
 
 
 def test_bf16_logits_leave_the_tensor_core_in_fp32():

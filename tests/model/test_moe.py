@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from decoders import tiny
 
-from fos_rl.model import matmul
-from fos_rl.model.matmul import grouped_linear
+from fos_rl.model import unquantized_matmul
 from fos_rl.model.moe import SparseMlp, route
 from fos_rl.model.ops import FAST
+from fos_rl.model.unquantized_matmul import grouped_linear
 from fos_rl.spec import Architecture
 
 
@@ -106,6 +106,6 @@ def test_both_ways_to_multiply_groups_agree(sizes):
     # Sums of 16 products of size 1 in fp32.
     for got in (
         grouped_linear(rows, weight, ends),
-        matmul._grouped_linear_masked(rows, weight, ends),
+        unquantized_matmul._grouped_linear_masked(rows, weight, ends),
     ):
         torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)

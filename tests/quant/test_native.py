@@ -13,9 +13,9 @@ from fos_rl.quant import (
     NVFP4Recipe,
     gemm,
     gemm_operand,
-    grouped,
+    grouped_autograd,
     grouped_gemm,
-    matmul,
+    linear_autograd,
     quantized_grouped_mm,
     quantized_linear,
 )
@@ -60,9 +60,9 @@ def native(monkeypatch):
     """The tensor core's stand-in, and the emulated GEMM adding in the same order."""
     stand_in = CheckedScaledMm()
     monkeypatch.setattr(gemm, "scaled_mm", stand_in)
-    for module in (gemm, grouped, grouped_gemm):
+    for module in (gemm, grouped_autograd, grouped_gemm):
         monkeypatch.setattr(module, "fp32_mm", ordered_mm)
-    for module in (matmul, grouped):
+    for module in (linear_autograd, grouped_autograd):
         monkeypatch.setattr(module, "check_gemm", lambda gemm, device: None)
     return stand_in
 

@@ -12,7 +12,7 @@ from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.files.manifest import MANIFEST, file_checksum
 from fos_rl.model.hf import read_architecture
 from fos_rl.model.tiny import write_tiny_model
-from fos_rl.run_folder.checkpoints import checkpoint_steps, find_checkpoint
+from fos_rl.run_folder.find_checkpoint import checkpoint_steps, find_checkpoint
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.trainer.checkpoint import (
     STATE,

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fos_rl.kernels import compile_cache, ops
+from fos_rl.kernels import compile_cache, quantize_ops
 
 SMS = 132
 
@@ -20,9 +20,14 @@ def launches(monkeypatch):
         return lambda *arguments: seen.append((kernel, constants, arguments))
 
     monkeypatch.setattr(compile_cache, "load", load)
-    monkeypatch.setattr(ops, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(ops, "_sm_count", lambda device: SMS)
-    caches = (ops._plan, ops.amax_launcher, ops._group_amax_launcher, ops._decode_launcher)
+    monkeypatch.setattr(quantize_ops, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(quantize_ops, "_sm_count", lambda device: SMS)
+    caches = (
+        quantize_ops._plan,
+        quantize_ops.amax_launcher,
+        quantize_ops._group_amax_launcher,
+        quantize_ops._decode_launcher,
+    )
     for cache in caches:
         cache.cache_clear()
     yield seen
@@ -49,7 +54,7 @@ def test_quantize_allocates_what_is_asked_for(launches, case: str, codes: bool, 
     shape, row_scaled, columnwise, given, amax_shape, has_amax_kernel = CASES[case]
     x = torch.zeros(shape, dtype=torch.bfloat16)
     amax = torch.ones(amax_shape) if given else None
-    parts = ops.quantize(
+    parts = quantize_ops.quantize(
         x, row_scaled=row_scaled, columnwise=columnwise, global_amax=amax, codes=codes,
         operand=operand,
     )  # fmt: skip
@@ -90,7 +95,7 @@ def test_stand_ins_are_of_contiguous_tensors() -> None:
     dtypes = (torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32)
     for dtype, dims in itertools.product(dtypes, range(1, 5)):
         for shape in itertools.product((1, 2, 3), repeat=dims):
-            made = torch.empty_like(ops.stand_in(shape, dtype, torch.device("cpu")))
+            made = torch.empty_like(quantize_ops.stand_in(shape, dtype, torch.device("cpu")))
             plain = torch.empty(shape, dtype=dtype)
             assert (made.shape, made.stride(), made.dtype) == (shape, plain.stride(), dtype)
             assert made.untyped_storage().nbytes() == plain.nbytes
@@ -100,14 +105,14 @@ def test_an_amax_elsewhere_is_refused_every_time(launches) -> None:
     x, amax = torch.zeros(16, 64, dtype=torch.bfloat16), torch.ones(1, device="meta")
     for _ in range(2):
         with pytest.raises(ValueError, match="global_amax is on meta, x on cpu"):
-            ops.quantize(x, global_amax=amax)
+            quantize_ops.quantize(x, global_amax=amax)
     assert not launches
 
 
 def test_amaxes_of_groups_start_at_zero(launches) -> None:
     x = torch.ones(48, 64, dtype=torch.bfloat16, requires_grad=True)
     group = torch.full((48,), 3)
-    amax = ops.group_amax(x, group, 3)
+    amax = quantize_ops.group_amax(x, group, 3)
     assert amax.tolist() == [0.0, 0.0, 0.0]
     ((kernel, constants, (matrix, group_at, amax_at)),) = launches
     assert (kernel, constants) == ("group_amax", ("bfloat16", 256))
@@ -123,7 +128,7 @@ def test_amaxes_of_groups_start_at_zero(launches) -> None:
 def test_decode_sees_matrices(launches, lead: tuple[int, ...]) -> None:
     codes = torch.zeros(*lead, 32, dtype=torch.uint8)
     scale = torch.zeros(*lead, 4, dtype=torch.float8_e4m3fn)
-    out = ops.decode(codes, scale, torch.ones(lead), 256, torch.bfloat16)
+    out = quantize_ops.decode(codes, scale, torch.ones(lead), 256, torch.bfloat16)
     assert out.shape == (*lead, 64)
     ((kernel, constants, (flat, scales, amax, target, rows_each, ctas)),) = launches
     assert (kernel, constants) == ("decode", ("value", 256, "bfloat16", True))

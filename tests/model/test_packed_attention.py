@@ -4,7 +4,7 @@ import pytest
 import torch
 from decoders import FAMILIES, random_samples, tiny
 
-from fos_rl.model.attention import PackedAttention, PackedSequences
+from fos_rl.model.packed_attention import PackedAttention, PackedSequences
 
 
 def brute_force(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

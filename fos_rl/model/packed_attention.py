@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fos_rl.exact.attention import paged_attention
 from fos_rl.exact.autograd import ordinary_backward
+from fos_rl.exact.paged_attention import paged_attention
 from fos_rl.model.decoder import AttentionFactory
 from fos_rl.spec import Consistency
 

@@ -21,7 +21,7 @@ from fos_rl.quant.recipes import Backward
 from fos_rl.spec import Family, FourOverSix, Mxfp8, Nvfp4
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout, StepResult
-from tests.hosts import Hosts, batch_of, hosts
+from tests.support.pair import Pair, batch_of, tiny_pair
 
 STEPS = 2
 FP32: dict[str, Any] = {"compute_dtype": "float32"}
@@ -74,7 +74,7 @@ def quantized_ahead(decoder: Any) -> bool:
     return all(m.prepared(name) is m.prepared(name) for m in modules for name in m.weights())
 
 
-def take_steps(pair: Hosts) -> Iterator[Step]:
+def take_steps(pair: Pair) -> Iterator[Step]:
     pair.sync()
     for step in range(STEPS):
         rollouts = pair.generate(prompts(), seed=step)
@@ -105,7 +105,7 @@ def runs(request: pytest.FixtureRequest, arm: str, tmp_path_factory: Any) -> Run
     precision, modes = ARMS[arm]
     rollout = RolloutConfig(group_size=4, max_new_tokens=6, max_prompt_tokens=64)
     steps: dict[Backward | None, list[Step]] = {}
-    with hosts(family, folder, precision=precision, rollout=rollout) as pair:
+    with tiny_pair(family, folder, precision=precision, rollout=rollout) as pair:
         first_codes = codes(pair.trainer.decoder)
         for mode in modes:
             pair.trainer = trainer_of(pair, folder, mode)
@@ -113,7 +113,7 @@ def runs(request: pytest.FixtureRequest, arm: str, tmp_path_factory: Any) -> Run
     return Runs(steps=steps, first_codes=first_codes)
 
 
-def trainer_of(pair: Hosts, folder: Path, mode: Backward | None) -> GrpoTrainer:
+def trainer_of(pair: Pair, folder: Path, mode: Backward | None) -> GrpoTrainer:
     """The pair's trainer again, with another backward."""
     old = pair.trainer
     config = old.config.model_copy(update={"backward_override": mode})

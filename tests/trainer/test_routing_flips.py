@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fos_rl.trainer.routing import routing_flip_metrics
+from fos_rl.trainer.routing_flips import routing_flip_metrics
 
 
 def test_the_docstring_is_right():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fos_rl.exact.attention import paged_attention
+from fos_rl.exact.paged_attention import paged_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 

@@ -32,7 +32,7 @@ class SmallBuckets:
         self.export_weights = lambda: trainer.export_weights(bucket_bytes=100_000)
 
 
-class Hosts:
+class Pair:
     """A trainer and a generator of one tiny random model, synced on request."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Hosts:
 
 
 @contextmanager
-def hosts(
+def tiny_pair(
     family: Family,
     folder: Path,
     *,
@@ -80,8 +80,8 @@ def hosts(
     trainer: TrainerConfig | None = None,
     engine: GeneratorConfig | None = None,
     consistency: Consistency = "fast",
-) -> Iterator[Hosts]:
-    pair = Hosts(
+) -> Iterator[Pair]:
+    pair = Pair(
         write_tiny_model(family, folder, seed=0),
         precision or Bf16(compute_dtype="float32"),
         rollout or RolloutConfig(group_size=4, max_new_tokens=32, max_prompt_tokens=512),

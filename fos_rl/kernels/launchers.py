@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from fos_rl.kernels.columnwise_kernel import columnwise
-from fos_rl.kernels.held_kernel import blocks, parts, rows
+from fos_rl.kernels.columnwise_quantize_kernel import columnwise
 from fos_rl.kernels.quantize_kernel import flat, rowwise, square
+from fos_rl.kernels.small_quantize_kernel import blocks, parts, rows
 from fos_rl.kernels.tiles import launch_options
 
 

@@ -15,7 +15,7 @@ from fos_rl.types import Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostPair:
+class Pair:
     """A trainer and a generator that holds its weights."""
 
     trainer: GrpoTrainer
@@ -28,7 +28,7 @@ class HostPair:
 
 
 @contextmanager
-def host_pair(plan: Plan, config: RunConfig) -> Iterator[HostPair]:
+def open_pair(plan: Plan, config: RunConfig) -> Iterator[Pair]:
     """The run's hosts, in eager mode: a captured graph would run no hook."""
     placement = plan.placement
     trainer = GrpoTrainer(
@@ -47,6 +47,6 @@ def host_pair(plan: Plan, config: RunConfig) -> Iterator[HostPair]:
         "cuda" if placement.generator_gpus else "cpu",
     )
     try:
-        yield HostPair(trainer=trainer, generator=generator)
+        yield Pair(trainer=trainer, generator=generator)
     finally:
         generator.close()

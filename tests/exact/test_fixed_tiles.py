@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fos_rl.exact import matmul
-from fos_rl.exact.matmul import check_fixed_tiles, fixed_tile_grouped_mm, fixed_tile_mm
+from fos_rl.exact import fixed_tiles
+from fos_rl.exact.fixed_tiles import check_fixed_tiles, fixed_tile_grouped_mm, fixed_tile_mm
 
 # (n, k): router, head, square; a K that is no multiple of a vector; SmolLM2's MLP; K of 2048.
 SHAPES = [(8, 64), (288, 64), (64, 64), (37, 36), (576, 1536), (49, 2048)]
@@ -86,7 +86,7 @@ def test_a_machine_that_breaks_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         result[-1] = (a[-1].flip(0)[:, None] * b.flip(0)).sum(0)
         return result
 
-    monkeypatch.setattr(matmul.torch, "mm", last_row_otherwise)
+    monkeypatch.setattr(fixed_tiles.torch, "mm", last_row_otherwise)
     message = r"'exact' unavailable.*288 x 64.*depend on their place.*Try fewer.*num_threads"
     with pytest.raises(RuntimeError, match=message):
         check_fixed_tiles([(288, 64)])

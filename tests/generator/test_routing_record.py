@@ -8,13 +8,13 @@ import torch
 
 from fos_rl.config import RolloutConfig
 from fos_rl.spec import Bf16
-from tests.hosts import batch_of, hosts, random_prompts
+from tests.support.pair import batch_of, random_prompts, tiny_pair
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    with hosts(
+    with tiny_pair(
         "qwen3_moe",
         folder,
         precision=Bf16(compute_dtype="float32"),

@@ -13,8 +13,8 @@ from torch import Tensor
 from fos_rl.kernels.arguments import BlockShape
 from fos_rl.quant.four_over_six import E4M3ScaleBound, ErrMode
 from fos_rl.quant.gemm import Gemm
-from fos_rl.quant.grouped import quantized_grouped_mm
-from fos_rl.quant.matmul import WeightArgument, quantized_linear
+from fos_rl.quant.grouped_autograd import quantized_grouped_mm
+from fos_rl.quant.linear_autograd import WeightArgument, quantized_linear
 from fos_rl.quant.mxfp8 import ScaleMode
 from fos_rl.quant.nvfp4 import NVFP4Tensor
 from fos_rl.quant.recipes import Backward, MXFP8Recipe, NVFP4Recipe

@@ -5,7 +5,7 @@ import torch
 from quant_goldens import assert_bytes
 from torch.utils.checkpoint import checkpoint
 
-from fos_rl.kernels import ops
+from fos_rl.kernels import quantize_ops
 from fos_rl.quant import (
     MXFP8Recipe,
     NVFP4Recipe,
@@ -273,7 +273,7 @@ def test_kernels_write_codes_only_for_a_wgrad_that_reads_them(monkeypatch, group
     cases = [(mode, row) for mode in MODES for row in ((False,) if mode == "quantized" else BOTH)]
     expected = [run(*case) for case in cases]
     monkeypatch.setattr(recipes, "use_cute", lambda backend, x: True)
-    monkeypatch.setattr(ops, "quantize", quantize)
+    monkeypatch.setattr(quantize_ops, "quantize", quantize)
     for case, tensors in zip(cases, expected, strict=True):
         for found, reference in zip(run(*case), tensors, strict=True):
             assert_bytes(found, reference, str(case))

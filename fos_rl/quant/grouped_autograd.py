@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fos_rl.exact.matmul import fixed_tile_grouped_mm
+from fos_rl.exact.fixed_tiles import fixed_tile_grouped_mm
 from fos_rl.quant.gemm import (
     Gemm,
     GemmInput,
@@ -29,7 +29,7 @@ from fos_rl.quant.grouped_gemm import (
     looped_sums,
     per_row,
 )
-from fos_rl.quant.matmul import (
+from fos_rl.quant.linear_autograd import (
     MatmulCall,
     WeightArgument,
     amax_of,

@@ -17,7 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from fos_rl.generator.prefill import batch_metadata, runner_of
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.families import family_of
-from fos_rl.model.routing import expert_layers, route_through
+from fos_rl.model.router_replay import expert_layers, route_through
 from fos_rl.spec import Architecture
 
 
