@@ -102,7 +102,7 @@ class Recorder:
         def hook(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             x = self.replay(site, inputs[0]) if self.replay else inputs[0]
             if leaf not in SHARED:
-                self._keep(site, x, module.recipe.activation(x))
+                self._keep(site, x, module.quantizer.activation(x))
             return (x,)
 
         return hook
@@ -130,7 +130,7 @@ class Recorder:
                 rows = self.replay(site, rows[back])[order]
             if leaf not in SHARED:
                 group = group_of_rows(ends, rows.shape[0])
-                quantized, _ = _quantize_rows(rows, ends, group, module.recipe)
+                quantized, _ = _quantize_rows(rows, ends, group, module.quantizer)
                 self._keep(site, rows[back], quantized, back)
             return multiply(leaf, rows, ends)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from fos_rl.kernels import quantize_ops
 from fos_rl.kernels.layouts import num_partials
 from fos_rl.quant import (
-    NVFP4Recipe,
+    NVFP4Quantizer,
     exact_operand,
     four_over_six_quantize,
     nvfp4_dequantize,
@@ -284,12 +284,12 @@ def _linear_of(err_mode: str) -> list[dict]:
     x = normal((8192, 4096)).requires_grad_()
     w = (normal((4096, 4096)) * 0.02).requires_grad_()
     dy = normal((8192, 4096), BF16, "heavy")
-    recipe = NVFP4Recipe("four_over_six", err_mode=err_mode)
-    prepared = prepare_weight(w, recipe)
+    quantizer = NVFP4Quantizer("four_over_six", err_mode=err_mode)
+    prepared = prepare_weight(w, quantizer)
 
     def quantized() -> Tensor:
         return quantized_linear(
-            x, w, recipe=recipe, backward="dequantized", quantized_weight=prepared
+            x, w, quantizer=quantizer, backward="dequantized", quantized_weight=prepared
         )
 
     def plain() -> Tensor:

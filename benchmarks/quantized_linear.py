@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     four_over_six_quantize,
     mxfp8_quantize,
     nvfp4_dequantize,
@@ -80,21 +80,21 @@ def linear_rows(device: torch.device, repeats: int) -> list[dict[str, object]]:
 
     ms = best_ms(fp32, device, repeats)
     rows.append({"name": "fp32", "ms": ms, "times_bf16": ms / bf16})
-    recipes = {
-        "four_over_six row-scaled": NVFP4Recipe("four_over_six"),
-        "four_over_six per tensor": NVFP4Recipe("four_over_six", row_scaled_activation=False),
-        "nvfp4 per tensor": NVFP4Recipe("nvfp4", row_scaled_activation=False),
-        "mxfp8": MXFP8Recipe(),
+    quantizers = {
+        "four_over_six row-scaled": NVFP4Quantizer("four_over_six"),
+        "four_over_six per tensor": NVFP4Quantizer("four_over_six", row_scaled_activation=False),
+        "nvfp4 per tensor": NVFP4Quantizer("nvfp4", row_scaled_activation=False),
+        "mxfp8": MXFP8Quantizer(),
     }
-    for name, recipe in recipes.items():
+    for name, quantizer in quantizers.items():
         for mode in ("quantized", "high_precision", "dequantized"):
-            if mode == "quantized" and recipe.row_scaled_activation:
+            if mode == "quantized" and quantizer.row_scaled_activation:
                 continue
-            prepared = prepare_weight(w, recipe, columnwise=mode == "quantized")
+            prepared = prepare_weight(w, quantizer, columnwise=mode == "quantized")
             for kind, weight in (("", None), (", prepared weight", prepared)):
                 ms = both(
-                    lambda r=recipe, m=mode, q=weight: quantized_linear(
-                        x, w, recipe=r, backward=m, quantized_weight=q
+                    lambda r=quantizer, m=mode, q=weight: quantized_linear(
+                        x, w, quantizer=r, backward=m, quantized_weight=q
                     )
                 )
                 row = {"name": f"{name}, {mode}{kind}", "ms": ms, "times_bf16": ms / bf16}

@@ -320,34 +320,35 @@ MUTANTS = [
         "40 dequantized uses column-wise tensors",
         "linear_autograd",
         "kept_x, kept_w = quantized_x, prepared.rowwise",
-        "kept_x, kept_w = quantized_x, recipe.weight(weight.t(), columnwise=True)",
+        "kept_x, kept_w = quantized_x, quantizer.weight(weight.t(), columnwise=True)",
     ),
     mutant(
         "41 dequantized keeps bf16 copies",
         "linear_autograd",
         "kept_x, kept_w = quantized_x, prepared.rowwise",
-        "kept_x = recipe.dequantize(quantized_x, x.dtype)\n"
-        "                kept_w = recipe.dequantize(prepared.rowwise, x.dtype)",
-        "x = None if x is None else ctx.recipe.dequantize(x, x_dtype)",
+        "kept_x = quantizer.dequantize(quantized_x, x.dtype)\n"
+        "                kept_w = quantizer.dequantize(prepared.rowwise, x.dtype)",
+        "x = None if x is None else ctx.quantizer.dequantize(x, x_dtype)",
         "pass",
-        "w = None if w is None else ctx.recipe.dequantize(w, x_dtype)",
+        "w = None if w is None else ctx.quantizer.dequantize(w, x_dtype)",
         "pass",
     ),
     mutant(
         "42 dequantized mode changes the forward",
         "linear_autograd",
-        "        multiplied, quantized_x = recipe.activation_for_gemm(x, forms=forms)\n",
+        "        multiplied, quantized_x = quantizer.activation_for_gemm(x, forms=forms)\n",
         "        x_in = x\n"
         "        if call.backward == 'dequantized':\n"
-        "            x_in = recipe.dequantize(recipe.activation(x), x.dtype)\n"
-        "        multiplied, quantized_x = recipe.activation_for_gemm(x_in, forms=forms)\n",
+        "            x_in = quantizer.dequantize(quantizer.activation(x), x.dtype)\n"
+        "        multiplied, quantized_x = quantizer.activation_for_gemm(x_in, forms=forms)\n",
     ),
     mutant(
         "43 dY in blocks along M for dX",
         "linear_autograd",
-        "recipe.gradient(dy, amax=amax)",
-        "recipe.gradient(recipe.dequantize(recipe.gradient(pad_rows(dy, recipe.block), amax=amax, "
-        "columnwise=True), dy.dtype).t()[: len(dy)], amax=amax)",
+        "quantizer.gradient(dy, amax=amax)",
+        "quantizer.gradient(quantizer.dequantize(quantizer.gradient("
+        "pad_rows(dy, quantizer.block), amax=amax, columnwise=True), dy.dtype).t()[: len(dy)], "
+        "amax=amax)",
     ),
     mutant(
         "44 dW of an idle expert not zero",
@@ -393,15 +394,15 @@ MUTANTS = [
     ),
     mutant(
         "50 default backward swapped",
-        "recipes",
+        "quantizers",
         '"high_precision" if row_scaled',
         '"high_precision" if not row_scaled',
     ),
     mutant(
         "51 weight cast to x's dtype",
         "linear_autograd",
-        "recipe.weight(weight.detach())",
-        "recipe.weight(weight.detach().bfloat16())",
+        "quantizer.weight(weight.detach())",
+        "quantizer.weight(weight.detach().bfloat16())",
     ),
     mutant(
         "51 autocast reaches the GEMM",

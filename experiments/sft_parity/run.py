@@ -30,7 +30,7 @@ from fos_rl.compare.statistics import t_quantile
 from fos_rl.model.convert import build_decoder, compute_dtype
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.packed_attention import PackedSequences, packed_attention
-from fos_rl.quant.recipes import Backward
+from fos_rl.quant.quantizers import Backward
 from fos_rl.run_folder.folder import describe_environment
 from fos_rl.spec import Architecture, Bf16, ComputeDtype, FourOverSix, ModelSpec, Precision
 from fos_rl.trainer.masters import Masters

@@ -302,4 +302,4 @@ def _no_qk_norm(decoder: Decoder) -> None:
         layer.self_attn.qk_norm = False  # type: ignore[union-attr]
 
 
-FAMILIES = (prompts, positions, rotary, attention, norms, routing)
+KINDS = (prompts, positions, rotary, attention, norms, routing)

@@ -222,12 +222,12 @@ def typical_of(log_probs: np.ndarray, recorded: np.ndarray, lengths: Sequence[in
 def _hypotheses(
     question: Question, versions: weight_versions.WeightVersions, version: int
 ) -> Iterator[Hypothesis | Untested]:
-    families: Sequence[Callable[[Question], Iterator[Hypothesis | Untested]]] = (
-        *readouts.FAMILIES,
-        *numerics.FAMILIES,
-        *architecture.FAMILIES,
+    kinds: Sequence[Callable[[Question], Iterator[Hypothesis | Untested]]] = (
+        *readouts.KINDS,
+        *numerics.KINDS,
+        *architecture.KINDS,
         weight_versions.mixed_up_tensors,
     )
-    for family in families:
-        yield from family(question)
+    for kind in kinds:
+        yield from kind(question)
     yield from weight_versions.stale_weights(question, versions, version)

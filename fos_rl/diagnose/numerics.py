@@ -1,4 +1,4 @@
-"""Causes in the arithmetic of the forward: dtype, recipe, scales, kernels."""
+"""Causes in the arithmetic of the forward: dtype, precision, scales, kernels."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -14,7 +14,7 @@ from fos_rl.diagnose.scorer import Forward, run_forward
 from fos_rl.model.convert import QuantizedExperts, QuantizedLinear
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.moe import SparseMlp
-from fos_rl.quant.recipes import NVFP4Recipe, QuantizedWeight
+from fos_rl.quant.quantizers import NVFP4Quantizer, QuantizedWeight
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision, Quantized
 from fos_rl.trainer.packing import MicroBatch
 
@@ -38,21 +38,21 @@ def consistency(question: Question) -> Iterator[Hypothesis]:
         yield _noisy("consistency", "ordinary kernels ran (consistency = fast)", fast)
 
 
-def recipe(question: Question) -> Iterator[Hypothesis]:
-    """Every other recipe, and every other value of an option of the configured one."""
-    forward, precision = question.forward, question.forward.spec.precision
-    common = {"compute_dtype": precision.compute_dtype}
-    for other in _recipes(common):
-        if other.recipe != precision.recipe:
-            detail = f"the recipe was {other.recipe}{_options(other)}"
-            yield from_forward("recipe", detail, _in(forward, other))
+def precision(question: Question) -> Iterator[Hypothesis]:
+    """Every other precision, and every other value of an option of the configured one."""
+    forward, configured = question.forward, question.forward.spec.precision
+    common = {"compute_dtype": configured.compute_dtype}
+    for other in _precisions(common):
+        if other.recipe != configured.recipe:
+            detail = f"the precision was {other.recipe}{_options(other)}"
+            yield from_forward("precision", detail, _in(forward, other))
     for name in ("err_mode", "e4m3_scale_bound", "weight_block", "scale_mode"):
-        if (option := type(precision).model_fields.get(name)) is None:
+        if (option := type(configured).model_fields.get(name)) is None:
             continue
         for value in get_args(option.annotation):
-            if value != getattr(precision, name):
+            if value != getattr(configured, name):
                 yield from_forward(
-                    f"recipe option {name}",
+                    f"precision option {name}",
                     f"{name} was {value}",
                     _with_precision(forward, **{name: value}),
                 )
@@ -196,12 +196,14 @@ class AmaxGroups:
     def install(self, decoder: Decoder) -> None:
         for module in decoder.modules():
             if isinstance(module, QuantizedLinear | QuantizedExperts) and isinstance(
-                module.recipe, NVFP4Recipe
+                module.quantizer, NVFP4Quantizer
             ):
                 sorted_by_expert = isinstance(module, QuantizedExperts)
-                values = {f.name: getattr(module.recipe, f.name) for f in fields(module.recipe)}
+                values = {
+                    f.name: getattr(module.quantizer, f.name) for f in fields(module.quantizer)
+                }
                 groups = self.of_expert_rows if sorted_by_expert else lambda: self.group
-                module.recipe = _GroupedRecipe(**values, groups=groups)
+                module.quantizer = _GroupedQuantizer(**values, groups=groups)
             elif isinstance(module, SparseMlp):
                 mlp: Any = module
                 mlp.forward = lambda x, run=mlp.forward: self._see(run, x)
@@ -218,7 +220,7 @@ class AmaxGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GroupedRecipe(NVFP4Recipe):
+class _GroupedQuantizer(NVFP4Quantizer):
     """NVFP4 whose rows share the amax of their group."""
 
     groups: Callable[[], Tensor]
@@ -227,7 +229,7 @@ class _GroupedRecipe(NVFP4Recipe):
         group = self.groups()
         amax = x.float().abs().amax(-1)
         shared = amax.new_zeros(int(group.max()) + 1).scatter_reduce(0, group, amax, "amax")
-        return NVFP4Recipe.activation(self, x, amax=shared[group], amax_per_row=True)
+        return NVFP4Quantizer.activation(self, x, amax=shared[group], amax_per_row=True)
 
     def activation_for_gemm(self, x: Tensor, **_: Any) -> tuple[Any, Any]:
         quantized = self.activation(x)
@@ -266,13 +268,13 @@ def _dequantize(decoder: Decoder, *, weights: bool) -> None:
 
 
 def _one_operand(module: QuantizedLinear, x: Tensor, weights: bool) -> Tensor:
-    recipe: Any = module.recipe
+    quantizer: Any = module.quantizer
     weight = module.weight
     if weights:
         rowwise: QuantizedWeight = module.prepared("weight")
-        weight = recipe.dequantize(rowwise.rowwise, torch.float32)
+        weight = quantizer.dequantize(rowwise.rowwise, torch.float32)
     else:
-        x = recipe.dequantize(recipe.activation(x), torch.float32)
+        x = quantizer.dequantize(quantizer.activation(x), torch.float32)
     out = x.float() @ weight.float().T
     return (out if module.bias is None else out + module.bias.float()).to(module.weight.dtype)
 
@@ -288,7 +290,7 @@ def _noisy(cause: str, detail: str, forward: Forward) -> Hypothesis:
     )
 
 
-def _recipes(common: dict[str, Any]) -> Iterator[Precision]:
+def _precisions(common: dict[str, Any]) -> Iterator[Precision]:
     yield Bf16(**common)
     yield Mxfp8(**common)
     for block in ("16x16", "1x16"):
@@ -308,4 +310,4 @@ def _in(forward: Forward, precision: Precision) -> Forward:
     return forward.but(spec=forward.spec.model_copy(update={"precision": precision}))
 
 
-FAMILIES = (compute_dtype, consistency, recipe, quantized_layers, quantizer_input, scale_scope)
+KINDS = (compute_dtype, consistency, precision, quantized_layers, quantizer_input, scale_scope)

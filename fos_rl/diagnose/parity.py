@@ -231,7 +231,7 @@ def _flipped_codes(decoder: Decoder, ours: Trace, theirs: Trace) -> dict[str, tu
         module = modules[name]
         if not isinstance(module, QuantizedLinear | QuantizedExperts):
             continue
-        a, b = (tensors_of(module.recipe.activation(read(t)))[:2] for t in (ours, theirs))
+        a, b = (tensors_of(module.quantizer.activation(read(t)))[:2] for t in (ours, theirs))
         elements = read(ours).numel()
         codes, scales = (
             x.view(torch.uint8) ^ y.view(torch.uint8) for x, y in zip(a, b, strict=True)

@@ -303,4 +303,4 @@ def _end_tokens(folder: Path) -> list[int]:
     return sorted(ends)
 
 
-FAMILIES = (temperature, head_precision, truncation, logit_changes, wrong_token, units)
+KINDS = (temperature, head_precision, truncation, logit_changes, wrong_token, units)

@@ -31,7 +31,7 @@ TABLE_ENTRIES = 128
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Encoding:
     """What changes the arithmetic: dtype and error are names, bound is 256 or 448.
 
     method "standard" is NVFP4 without a second candidate; error is then unused.
@@ -98,7 +98,7 @@ def global_scale(amax: Float32, bound: int) -> GlobalScale:
 
 
 def table_entry(
-    scale_byte: Uint32, g: GlobalScale, recipe: Recipe
+    scale_byte: Uint32, g: GlobalScale, encoding: Encoding
 ) -> tuple[Float32, Float32, Float32, Float32]:
     """What depends on one E4M3 scale and the amax: m and m * 2^22, both times the packed form's
     scale, the weight of an estimated error, and the largest block amax for which the short
@@ -112,7 +112,7 @@ def table_entry(
     scale = minifloat.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
     multiplier = ptx.min_nan(ptx.rcp(ptx.mul(scale, decode)), FP32_MAX)
-    weight = scale if recipe.error == "mae" else ptx.mul(scale, scale)
+    weight = scale if encoding.error == "mae" else ptx.mul(scale, scale)
     weight = ptx.select(scale_byte == Uint32(0), Float32(1.0), weight)
     weight = ptx.select(scale_byte == Uint32(_NAN_SCALE), Float32(0.0), weight)
     careful = (scale_byte < Uint32(_FIRST_NORMAL_SCALE)) | (scale_byte == Uint32(_NAN_SCALE))
@@ -128,13 +128,13 @@ def table_entry(
     return first, magnified, weight, limit
 
 
-def unrounded_scale(block_amax: Float32, g: GlobalScale, recipe: Recipe, wild: bool) -> Float32:
+def unrounded_scale(block_amax: Float32, g: GlobalScale, encoding: Encoding, wild: bool) -> Float32:
     """The fp32 map-to-6 scale: fl(fl(b/6) * S_enc), or standard fl(b * fl(S_enc * fl(1/6))).
 
     Without wild the division is short; it is off only for a b so small that the scale is 0.
     """
     high, low = _reciprocal_pair(6.0)
-    if recipe.method == "standard":
+    if encoding.method == "standard":
         return ptx.mul(block_amax, ptx.mul(g.encode, high))
     if wild:
         return ptx.mul(divide_any(block_amax, 6.0), g.encode)
@@ -269,14 +269,14 @@ def decoded_difference(packed6: list[Uint32], packed4: list[Uint32], scale6, sca
     return differing
 
 
-def short_decode(scale: Float32, g: GlobalScale, recipe: Recipe) -> tuple[Float32, Boolean]:
+def short_decode(scale: Float32, g: GlobalScale, encoding: Encoding) -> tuple[Float32, Boolean]:
     """What a packed value is multiplied by to decode it, and whether that is exact.
 
     If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u,
     then fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
     """
-    unit = divide_by(ptx.mul(scale, g.amax), 6.0 * recipe.bound)
-    half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * recipe.bound)
+    unit = divide_by(ptx.mul(scale, g.amax), 6.0 * encoding.bound)
+    half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * encoding.bound)
     spare = ptx.and_(ptx.bits(unit), 3) == Uint32(0)
     return ptx.mul(unit, 1.0 / packing().scale), spare & (half_more == ptx.mul(unit, 1.5))
 
@@ -294,7 +294,7 @@ def exact_error(
     values: list[Float32],
     scale: Float32,
     g: GlobalScale,
-    recipe: Recipe,
+    encoding: Encoding,
     wild: bool,
 ) -> Float32:
     """The reference's error: sum over elements of ``fl(fl(fl(fl(q*s) * G) / (6*bound)) - |x|)``.
@@ -302,7 +302,7 @@ def exact_error(
     fl(q*s) is exact, and the factor of packed values passes through it and through the product
     with G, which stays in the normal range unless wild.
     """
-    divisor, unscale = 6.0 * recipe.bound, 1.0 / packing().scale
+    divisor, unscale = 6.0 * encoding.bound, 1.0 / packing().scale
     deviations = []
     for element, value in zip(x, values, strict=True):
         if wild:
@@ -312,7 +312,7 @@ def exact_error(
             product = ptx.mul(ptx.mul(value, scale), g.amax)
             decoded = divide_by(product, divisor, unscale)
         deviations.append(ptx.sub(ptx.abs_(decoded), ptx.abs_(element)))
-    return sum_in_order(deviations, recipe.error)
+    return sum_in_order(deviations, encoding.error)
 
 
 def signed_codes(magnitudes: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:

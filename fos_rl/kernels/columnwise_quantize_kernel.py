@@ -19,11 +19,11 @@ from fos_rl.kernels.tiles import (
 )
 
 
-def _load_columns(raw, address: Int64, pitch: Int64, recipe) -> None:
+def _load_columns(raw, address: Int64, pitch: Int64, encoding) -> None:
     """Fill raw with two columns of 16 elements, the first column's words first."""
-    words = words_per_block(recipe)
+    words = words_per_block(encoding)
     rows = [address + pitch * i for i in range(16)]
-    if recipe.dtype == "float32":
+    if encoding.dtype == "float32":
         pairs = [ptx.load_words(row, 2) for row in rows]
         write(raw, 0, [pair[0] for pair in pairs])
         write(raw, words, [pair[1] for pair in pairs])
@@ -49,7 +49,7 @@ def columns_run(
     job: cutlass.Constexpr,
 ):
     """Encode tiles of 64 rows and 16 columns: first, first + step, ..., units of them."""
-    words = const_expr(words_per_block(job.recipe))
+    words = const_expr(words_per_block(job.encoding))
     element = const_expr(words // 4)
     lane = Int32(cute.arch.lane_idx())
     raw = cute.make_rmem_tensor(2 * words, Uint32)
@@ -64,10 +64,10 @@ def columns_run(
         row_block = cutlass.min(row_block, down - 1)
         column = (inside - tile_row * across) * 16 + (lane & 7) * 2
         place = Int64(row_block) * 16 * Int64(cols) + Int64(column)
-        _load_columns(raw, at[0] + place * element, Int64(cols) * element, job.recipe)
+        _load_columns(raw, at[0] + place * element, Int64(cols) * element, job.encoding)
         block = column * down + row_block
         if const_expr(square):
-            block_max = block_amax(raw, ROW_PAIRS, job.recipe)
+            block_max = block_amax(raw, ROW_PAIRS, job.encoding)
             encode_and_store(
                 raw, scaling, block_max, block, is_mine, down, at, wild, ROW_PAIRS, job
             )
@@ -75,7 +75,7 @@ def columns_run(
             for side in range_constexpr(2):
                 write(one, 0, read(raw, side * words, words))
                 side_block = block + side * down
-                block_max = block_amax(one, ONE_ROW, job.recipe)
+                block_max = block_amax(one, ONE_ROW, job.encoding)
                 encode_and_store(
                     one, scaling, block_max, side_block, is_mine, Int32(0), at, wild, ONE_ROW, job
                 )
@@ -100,7 +100,7 @@ def columnwise(
     table = allocate_table()
     rows, cols = Int32(x.shape[0]) // stack, Int32(x.shape[1])
     done = Int64(matrix) * Int64(rows // 16) * Int64(cols)
-    at = addresses(x, codes, scales, operand, done, job.recipe)
+    at = addresses(x, codes, scales, operand, done, job.encoding)
     tiles = (cols // 16) * ((rows // 16 + 3) // 4)
     warps = const_expr(job.plan.threads // 32)
     start, step = Int32(cta) * warps, Int32(ctas) * warps
@@ -108,7 +108,7 @@ def columnwise(
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.recipe.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.bound)
     scaling = (table, g_amax, g.encode, g.four)
     if g.is_wild:
         columns_run(scaling, first, step, units, tiles, rows, cols, at, True, square, job)

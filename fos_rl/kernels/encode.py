@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Uint32, const_expr, range_constexpr
 
 from fos_rl.kernels import arithmetic, minifloat, ptx
-from fos_rl.kernels.arithmetic import GlobalScale, Recipe
+from fos_rl.kernels.arithmetic import Encoding, GlobalScale
 from fos_rl.kernels.packed import packing
 
 
@@ -36,9 +36,9 @@ ROWS_APART = Holding(2, (16, 8, 4))
 ROW_PAIRS = Holding(2, (4, 2, 1), True)
 
 
-def words_per_block(recipe: Recipe) -> int:
+def words_per_block(encoding: Encoding) -> int:
     """32-bit words of 16 elements."""
-    return 16 if recipe.dtype == "float32" else 8
+    return 16 if encoding.dtype == "float32" else 8
 
 
 def read(fragment, start: int, count: int) -> list:
@@ -50,23 +50,23 @@ def write(fragment, start: int, values) -> None:
         fragment[start + i] = value
 
 
-def segment(raw, index: int, recipe: Recipe) -> list:
+def segment(raw, index: int, encoding: Encoding) -> list:
     """The words of the index-th run of 16 elements in raw."""
-    words = words_per_block(recipe)
+    words = words_per_block(encoding)
     return read(raw, index * words, words)
 
 
-def _candidates(raw, rows, recipe, entries, kind):
+def _candidates(raw, rows, encoding, entries, kind):
     """Packed values (all rows of the first candidate, then of the second) and summed estimates."""
     packed = [[] for _ in entries]
     totals = [None for _ in entries]
     for row in range(rows):
-        words = segment(raw, row, recipe)
+        words = segment(raw, row, encoding)
         if kind in ("careful", "literal"):
             if row:
                 ptx.keep_branch()
             words = [ptx.fresh(word) for word in words]
-        x = arithmetic.widen(words, recipe.dtype)
+        x = arithmetic.widen(words, encoding.dtype)
         for i, (multiplier, magnifier) in enumerate(entries):
             if kind == "converted":
                 made, deviations = arithmetic.converted_candidate(x, multiplier)
@@ -77,15 +77,15 @@ def _candidates(raw, rows, recipe, entries, kind):
             else:
                 made, deviations = arithmetic.literal_candidate(x, multiplier)
             packed[i] += made
-            if recipe.method == "standard" or deviations is None:
+            if encoding.method == "standard" or deviations is None:
                 continue
-            estimated = arithmetic.estimate(deviations, recipe.error)
+            estimated = arithmetic.estimate(deviations, encoding.error)
             totals[i] = estimated if totals[i] is None else ptx.add(totals[i], estimated)
     words = [word for candidate in packed for word in candidate]
     return words, [Float32(0.0) if total is None else total for total in totals]
 
 
-def _exact_errors(raw, packed, holding, recipe, scales, g, wild, units=None):
+def _exact_errors(raw, packed, holding, encoding, scales, g, wild, units=None):
     """The reference's error of each candidate over this thread's rows (and the warp's).
 
     units are short_decode's, where all lanes may use them.
@@ -95,15 +95,15 @@ def _exact_errors(raw, packed, holding, recipe, scales, g, wild, units=None):
     for row in range(rows):
         if row:
             ptx.keep_branch()
-        words = [ptx.fresh(word) for word in segment(raw, row, recipe)]
-        x = arithmetic.widen(words, recipe.dtype)
+        words = [ptx.fresh(word) for word in segment(raw, row, encoding)]
+        x = arithmetic.widen(words, encoding.dtype)
         for candidate, scale in enumerate(scales):
             words = read(packed, (candidate * rows + row) * count, count)
             values = arithmetic.unpack_values(words)
             if units is not None:
-                error = arithmetic.short_error(x, values, units[candidate], recipe.error)
+                error = arithmetic.short_error(x, values, units[candidate], encoding.error)
             else:
-                error = arithmetic.exact_error(x, values, scale, g, recipe, wild)
+                error = arithmetic.exact_error(x, values, scale, g, encoding, wild)
             row_errors[candidate].append(error)
     return [_tree_sum(of_rows, holding) for of_rows in row_errors]
 
@@ -118,11 +118,11 @@ def _tree_sum(row_errors: list[Float32], holding: Holding) -> Float32:
     return ptx.add(*row_errors) if holding.neighbours else row_errors[0]
 
 
-def _entry(table, offset, g: GlobalScale, has_table: bool, recipe: Recipe):
+def _entry(table, offset, g: GlobalScale, has_table: bool, encoding: Encoding):
     """The table entry at an offset, or made anew."""
     if has_table:
         return ptx.shared_load(ptx.iadd(table, offset), 4)
-    return arithmetic.table_entry(ptx.shr(offset, 4), g, recipe)
+    return arithmetic.table_entry(ptx.shr(offset, 4), g, encoding)
 
 
 def scale_of(entry: Uint32) -> Float32:
@@ -158,10 +158,10 @@ def warp_sum(value, holding: Holding):
     return value
 
 
-def block_amax(raw, holding: Holding, recipe: Recipe):
+def block_amax(raw, holding: Holding, encoding: Encoding):
     """max |x| of the block this thread has rows of."""
-    words = [raw[i] for i in range(holding.rows * words_per_block(recipe))]
-    amax = arithmetic.max_magnitude(words, recipe.dtype)
+    words = [raw[i] for i in range(holding.rows * words_per_block(encoding))]
+    amax = arithmetic.max_magnitude(words, encoding.dtype)
     for lanes in holding.lanes:
         amax = arithmetic.larger(amax, ptx.shuffle_xor(amax, lanes))
     return amax
@@ -176,7 +176,7 @@ def encode(
     wild: cutlass.Constexpr,
     has_table: cutlass.Constexpr,
     holding: cutlass.Constexpr,
-    recipe: cutlass.Constexpr,
+    encoding: cutlass.Constexpr,
 ):
     """Fill out: two words of codes for each of this thread's rows, the scale byte, and the packed
     values of the chosen candidate.
@@ -190,25 +190,25 @@ def encode(
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
     rows, form = const_expr(holding.rows), const_expr(packing())
     count = const_expr(form.words * rows)
-    two = const_expr(recipe.method == "four_over_six")
-    base = arithmetic.unrounded_scale(block_max, g, recipe, wild)
+    two = const_expr(encoding.method == "four_over_six")
+    base = arithmetic.unrounded_scale(block_max, g, encoding, wild)
     pair = minifloat.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
     entry4 = ptx.and_(ptx.shr(pair, 4), 0x7F0)
-    *multipliers6, weight6, limit = _entry(table, entry6, g, has_table, recipe)
+    *multipliers6, weight6, limit = _entry(table, entry6, g, has_table, encoding)
     entries = [multipliers6]
     weight4 = weight6
     if const_expr(two):
-        *multipliers4, weight4, limit4 = _entry(table, entry4, g, has_table, recipe)
+        *multipliers4, weight4, limit4 = _entry(table, entry4, g, has_table, encoding)
         entries = [multipliers6, multipliers4]
         limit = ptx.min_(limit, limit4)
     packed = cute.make_rmem_tensor(2 * count, Uint32)
     totals = cute.make_rmem_tensor(2, Float32)
     sign_mask = cute.make_rmem_tensor(1, Uint32)
 
-    kind = const_expr(arithmetic.candidate_kind(wild, recipe.dtype))
+    kind = const_expr(arithmetic.candidate_kind(wild, encoding.dtype))
     if const_expr(kind != "short"):
-        words, sums = _candidates(raw, rows, recipe, entries, kind)
+        words, sums = _candidates(raw, rows, encoding, entries, kind)
         write(packed, 0, words)
         write(totals, 0, careful_sums(sums, entry6))
         sign_mask[0] = careful_mask(entry6)
@@ -216,12 +216,12 @@ def encode(
         # Not "greater": a NaN amax needs care too.
         if cute.arch.vote_any_sync(~(block_max <= limit)):
             ptx.keep_branch()
-            words, sums = _candidates(raw, rows, recipe, entries, "careful")
+            words, sums = _candidates(raw, rows, encoding, entries, "careful")
             write(packed, 0, words)
             write(totals, 0, careful_sums(sums, entry6))
             sign_mask[0] = careful_mask(entry6)
         else:
-            words, sums = _candidates(raw, rows, recipe, entries, "short")
+            words, sums = _candidates(raw, rows, encoding, entries, "short")
             write(packed, 0, words)
             write(totals, 0, sums)
             sign_mask[0] = Uint32(0x88888888)
@@ -232,7 +232,7 @@ def encode(
         weighted6 = ptx.mul(weight6, totals[0])
         delta = cute.make_rmem_tensor(1, Float32)
         delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), holding)
-        bound = arithmetic.error_bound(warp_sum(weighted6, holding), base, recipe.error, rows)
+        bound = arithmetic.error_bound(warp_sum(weighted6, holding), base, encoding.error, rows)
         undecided = ~(ptx.abs_(delta[0]) > bound)
         if const_expr(wild):
             undecided = Boolean(True)
@@ -252,30 +252,30 @@ def encode(
             if cute.arch.vote_any_sync(undecided):
                 ptx.keep_branch()
                 if const_expr(wild):
-                    errors = _exact_errors(raw, packed, holding, recipe, scales, g, True)
+                    errors = _exact_errors(raw, packed, holding, encoding, scales, g, True)
                     write_choice(delta, undecided, errors)
                 else:
-                    unit6, is_short6 = arithmetic.short_decode(scales[0], g, recipe)
-                    unit4, is_short4 = arithmetic.short_decode(scales[1], g, recipe)
+                    unit6, is_short6 = arithmetic.short_decode(scales[0], g, encoding)
+                    unit4, is_short4 = arithmetic.short_decode(scales[1], g, encoding)
                     if cute.arch.vote_all_sync((is_short6 & is_short4) | ~undecided):
                         ptx.keep_branch()
                         units = (unit6, unit4)
                         errors = _exact_errors(
-                            raw, packed, holding, recipe, scales, g, False, units
+                            raw, packed, holding, encoding, scales, g, False, units
                         )
                         write_choice(delta, undecided, errors)
                     else:
                         ptx.keep_branch()
-                        errors = _exact_errors(raw, packed, holding, recipe, scales, g, False)
+                        errors = _exact_errors(raw, packed, holding, encoding, scales, g, False)
                         write_choice(delta, undecided, errors)
         take4 = delta[0] < Float32(0.0)
         byte = ptx.select(take4, ptx.shr(pair, 8), pair)
         chosen = [ptx.select(take4, packed[count + i], packed[i]) for i in range(count)]
     for row in range_constexpr(rows):
-        words = segment(raw, row, recipe)
+        words = segment(raw, row, encoding)
         half = len(words) // 2
         for side in range_constexpr(2):
-            signs = arithmetic.sign_word(words[half * side : half * (side + 1)], recipe.dtype)
+            signs = arithmetic.sign_word(words[half * side : half * (side + 1)], encoding.dtype)
             magnitudes = form.codes(chosen[form.words * row : form.words * (row + 1)], side)
             out[2 * row + side] = arithmetic.signed_codes(magnitudes, signs, sign_mask[0])
     out[2 * rows] = byte

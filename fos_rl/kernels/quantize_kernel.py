@@ -35,24 +35,24 @@ def flat_run(
     job: cutlass.Constexpr,
 ):
     """Encode 1x16 blocks first, first + step, ... below end, units of them."""
-    words = const_expr(words_per_block(job.recipe))
+    words = const_expr(words_per_block(job.encoding))
     raw = cute.make_rmem_tensor(words, Uint32)
     ahead = cute.make_rmem_tensor(words, Uint32)
     block = first
     # An out-of-range amax is rare, and its code needs the registers.
     load_ahead = const_expr("" if wild else job.plan.load_ahead)
     if const_expr(load_ahead == "registers"):
-        load_block(ahead, 0, at[0], cutlass.min(first, end - 1), job.recipe)
+        load_block(ahead, 0, at[0], cutlass.min(first, end - 1), job.encoding)
     for _ in cutlass.range(units, unroll=1):
         if const_expr(load_ahead == "registers"):
             write(raw, 0, read(ahead, 0, words))
-            load_block(ahead, 0, at[0], cutlass.min(block + step, end - 1), job.recipe)
+            load_block(ahead, 0, at[0], cutlass.min(block + step, end - 1), job.encoding)
         else:
-            load_block(raw, 0, at[0], cutlass.min(block, end - 1), job.recipe)
+            load_block(raw, 0, at[0], cutlass.min(block, end - 1), job.encoding)
         if const_expr(load_ahead == "cache"):
             following = Int64(cutlass.min(block + step, end - 1))
             ptx.prefetch(at[0] + following * (4 * words))
-        block_max = block_amax(raw, ONE_ROW, job.recipe)
+        block_max = block_amax(raw, ONE_ROW, job.encoding)
         encode_and_store(
             raw, scaling, block_max, block, block < end, Int32(0), at, wild, ONE_ROW, job
         )
@@ -76,11 +76,11 @@ def flat(
     ctas, _, _ = cute.arch.grid_dim()
     table = allocate_table()
     count = (Int32(x.shape[1]) // 16) * (Int32(x.shape[0]) // stack)
-    at = addresses(x, codes, scales, operand, Int64(matrix) * Int64(count), job.recipe)
+    at = addresses(x, codes, scales, operand, Int64(matrix) * Int64(count), job.encoding)
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.recipe.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.bound)
     scaling = (table, g_amax, g.encode, g.four)
     start, step = Int32(cta) * job.plan.threads, Int32(ctas) * job.plan.threads
     units = (count - start + step - 1) // step
@@ -102,23 +102,23 @@ def rowwise(
     """x [rows, cols] with one amax a row, found here unless given; a CTA a row."""
     tid, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    recipe, plan = job.recipe, job.plan
+    encoding, plan = job.encoding, job.plan
     table, scratch = allocate_table(), allocate_scratch()
     row_blocks = Int32(x.shape[1]) // 16
-    at = addresses(x, codes, scales, operand, Int64(row) * Int64(row_blocks), recipe)
+    at = addresses(x, codes, scales, operand, Int64(row) * Int64(row_blocks), encoding)
     amax_at = amax + Int64(row) * 4
     g_amax = Float32(0.0)
     if const_expr(plan.amax == "given"):
         g_amax = ptx.load_float(amax_at)
     else:
-        chunks = row_blocks * (words_per_block(recipe) // 4)
-        share = span_amax(at[0], chunks, tid, recipe.dtype, plan.threads)
+        chunks = row_blocks * (words_per_block(encoding) // 4)
+        share = span_amax(at[0], chunks, tid, encoding.dtype, plan.threads)
         g_amax = cta_max(share, scratch, plan.threads)
         if tid == 0:
             ptx.store_float(amax_at, g_amax)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, recipe.bound)
+    g = arithmetic.global_scale(g_amax, encoding.bound)
     scaling = (table, g_amax, g.encode, g.four)
     units = (row_blocks + (plan.threads - 1)) // plan.threads
     first, step = Int32(tid), Int32(plan.threads)
@@ -142,7 +142,7 @@ def square_run(
     job: cutlass.Constexpr,
 ):
     """Encode tiles of 16 rows and four blocks: first, first + step, ..., units of them."""
-    words = const_expr(words_per_block(job.recipe))
+    words = const_expr(words_per_block(job.encoding))
     lane = Int32(cute.arch.lane_idx())
     raw = cute.make_rmem_tensor(2 * words, Uint32)
     tile = first
@@ -153,10 +153,10 @@ def square_run(
         column = (inside - tile_row * across) * 4 + (lane & 3)
         row = tile_row * 16 + (lane >> 2)
         block = row * row_blocks + cutlass.min(column, row_blocks - 1)
-        load_block(raw, 0, at[0], block, job.recipe)
-        load_block(raw, words, at[0], block + stride, job.recipe)
+        load_block(raw, 0, at[0], block, job.encoding)
+        load_block(raw, words, at[0], block + stride, job.encoding)
         is_mine = (tile < tiles) & (column < row_blocks)
-        block_max = block_amax(raw, ROWS_APART, job.recipe)
+        block_max = block_amax(raw, ROWS_APART, job.encoding)
         encode_and_store(raw, scaling, block_max, block, is_mine, stride, at, wild, ROWS_APART, job)
         tile = tile + step
 
@@ -178,7 +178,7 @@ def square(
     table = allocate_table()
     row_blocks, rows = Int32(x.shape[1]) // 16, Int32(x.shape[0]) // stack
     done = Int64(matrix) * Int64(rows * row_blocks)
-    at = addresses(x, codes, scales, operand, done, job.recipe)
+    at = addresses(x, codes, scales, operand, done, job.encoding)
     across = (row_blocks + 3) // 4
     tiles = across * (rows // 16)
     warps = const_expr(job.plan.threads // 32)
@@ -187,7 +187,7 @@ def square(
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.recipe.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.bound)
     scaling = (table, g_amax, g.encode, g.four)
     if g.is_wild:
         square_run(scaling, first, step, units, across, tiles, row_blocks, at, True, job)

@@ -98,8 +98,13 @@ def _plan(
         layout = row_layout(1, rows * cols // 16, dtype, sms, False)
     else:
         layout = matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
-    recipe = (_DTYPE_NAMES[dtype], method, err_mode if method == "four_over_six" else "mae", bound)
-    constants = (layout.name, recipe, layout.plan, (codes, operand))
+    encoding = (
+        _DTYPE_NAMES[dtype],
+        method,
+        err_mode if method == "four_over_six" else "mae",
+        bound,
+    )
+    constants = (layout.name, encoding, layout.plan, (codes, operand))
     launch = compile_cache.load("quantize", constants, architecture(device))
     room, launch_amax = amaxes, None
     if layout.plan[1] == "partials":

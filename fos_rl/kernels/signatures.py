@@ -10,7 +10,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from fos_rl.kernels import amax_kernel, dequantize_kernel
 from fos_rl.kernels.amax_kernel import AmaxPlan
-from fos_rl.kernels.arithmetic import Recipe
+from fos_rl.kernels.arithmetic import Encoding
 from fos_rl.kernels.dequantize_kernel import Decode, Epilogue
 from fos_rl.kernels.launchers import LAUNCHERS
 from fos_rl.kernels.tiles import Job, Output, Plan
@@ -37,13 +37,13 @@ def _stream():
     return make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
-def quantize(layout: str, recipe: tuple, plan: tuple, output: tuple):
-    """layout is a key of LAUNCHERS; the tuples are the fields of Recipe, Plan and Output.
+def quantize(layout: str, encoding: tuple, plan: tuple, output: tuple):
+    """layout is a key of LAUNCHERS; the tuples are the fields of Encoding, Plan and Output.
 
     x is a tensor, which fixes device and stream; other tensors are addresses, amax, codes, scales
     and operand, then what the kernel takes as a share, the stack, and CTAs.
     """
-    fields = Recipe(*recipe)
+    fields = Encoding(*encoding)
     job = Job(fields, Plan(*plan), Output(*output))
     others = (*(Int64(0) for _ in range(4)), *(Int32(1) for _ in range(3)))
     return LAUNCHERS[layout], (_matrix(fields.dtype, 16, 16), *others, _stream(), job)

@@ -33,7 +33,7 @@ def encode_held(
     job: cutlass.Constexpr,
 ):
     """Encode and store one block; a warp with one amax out of range takes the code for all."""
-    g = arithmetic.global_scale(g_amax, job.recipe.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.bound)
     scaling = (Uint32(0), g_amax, g.encode, g.four)
     if cute.arch.vote_any_sync(g.is_wild):
         encode_and_store(raw, scaling, block_max, block, is_mine, Int32(0), at, True, ONE_ROW, job)
@@ -56,16 +56,16 @@ def blocks(
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     count = Int32(x.shape[0]) * (Int32(x.shape[1]) // 16)
-    at = addresses(x, codes, scales, operand, Int64(0), job.recipe)
-    raw = cute.make_rmem_tensor(words_per_block(job.recipe), Uint32)
+    at = addresses(x, codes, scales, operand, Int64(0), job.encoding)
+    raw = cute.make_rmem_tensor(words_per_block(job.encoding), Uint32)
     block = Int32(cta) * job.plan.threads + Int32(tid)
     inside = cutlass.min(block, count - 1)
-    load_block(raw, 0, at[0], inside, job.recipe)
+    load_block(raw, 0, at[0], inside, job.encoding)
     if const_expr(job.plan.amax == "partials"):
         g_amax = matrix_amax(amax, cta, Int32(0), stack, share, job.plan)
     else:
         g_amax = ptx.load_float(amax + Int64(inside // (count // stack)) * 4)
-    block_max = block_amax(raw, ONE_ROW, job.recipe)
+    block_max = block_amax(raw, ONE_ROW, job.encoding)
     encode_held(raw, block_max, g_amax, block, block < count, at, job)
 
 
@@ -83,18 +83,18 @@ def rows(
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     row_blocks, row_count = Int32(x.shape[1]) // 16, Int32(x.shape[0])
-    at = addresses(x, codes, scales, operand, Int64(0), job.recipe)
-    raw = cute.make_rmem_tensor(words_per_block(job.recipe), Uint32)
+    at = addresses(x, codes, scales, operand, Int64(0), job.encoding)
+    raw = cute.make_rmem_tensor(words_per_block(job.encoding), Uint32)
     local = Int32(tid) // row_blocks
     column = Int32(tid) - local * row_blocks
     row = Int32(cta) * share + local
     is_mine = (local < share) & (row < row_count)
     block = row * row_blocks + column
-    load_block(raw, 0, at[0], cutlass.min(block, row_count * row_blocks - 1), job.recipe)
+    load_block(raw, 0, at[0], cutlass.min(block, row_count * row_blocks - 1), job.encoding)
     slots = Uint32(cute.arch.alloc_smem(Float32, job.plan.threads, 16).toint())
     ptx.shared_store(ptx.iadd(slots, ptx.shl(Uint32(tid), 2)), Float32(0.0))
     cute.arch.sync_threads()
-    block_max = block_amax(raw, ONE_ROW, job.recipe)
+    block_max = block_amax(raw, ONE_ROW, job.encoding)
     # The maximum of a row's lanes at and above this one, then of its warps.
     row_max = block_max
     for lanes in (1, 2, 4, 8, 16):
@@ -128,15 +128,15 @@ def parts(
     part = Int32(cta) - row * share
     row_blocks = Int32(x.shape[1]) // 16
     first_block = Int64(row) * Int64(row_blocks)
-    at = addresses(x, codes, scales, operand, first_block, job.recipe)
-    words = const_expr(words_per_block(job.recipe))
+    at = addresses(x, codes, scales, operand, first_block, job.encoding)
+    words = const_expr(words_per_block(job.encoding))
     raw = cute.make_rmem_tensor(words, Uint32)
     block = part * job.plan.threads + Int32(tid)
-    load_block(raw, 0, at[0], cutlass.min(block, row_blocks - 1), job.recipe)
+    load_block(raw, 0, at[0], cutlass.min(block, row_blocks - 1), job.encoding)
     chunks = row_blocks * (words // 4)
-    row_max = span_amax(at[0], chunks, tid, job.recipe.dtype, job.plan.threads)
+    row_max = span_amax(at[0], chunks, tid, job.encoding.dtype, job.plan.threads)
     g_amax = cta_max(row_max, allocate_scratch(), job.plan.threads)
     if (tid == 0) & (part == 0):
         ptx.store_float(amax + Int64(row) * 4, g_amax)
-    block_max = block_amax(raw, ONE_ROW, job.recipe)
+    block_max = block_amax(raw, ONE_ROW, job.encoding)
     encode_held(raw, block_max, g_amax, block, block < row_blocks, at, job)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from fos_rl.kernels import arithmetic, minifloat, ptx
-from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES, Recipe
+from fos_rl.kernels.arithmetic import TABLE_ENTRIES, TABLE_ENTRY_BYTES, Encoding
 from fos_rl.kernels.encode import encode, read, words_per_block, write
 from fos_rl.kernels.packed import packing
 
@@ -44,7 +44,7 @@ class Output:
 class Job:
     """Everything a quantizing kernel is compiled for."""
 
-    recipe: Recipe
+    encoding: Encoding
     plan: Plan
     output: Output
 
@@ -73,11 +73,11 @@ def allocate_scratch() -> Uint32:
 def fill_table(table: Uint32, amax: Float32, job: cutlass.Constexpr):
     """Write the table of every E4M3 scale for amax, by all threads of the CTA."""
     tid, _, _ = cute.arch.thread_idx()
-    g = arithmetic.global_scale(amax, job.recipe.bound)
+    g = arithmetic.global_scale(amax, job.encoding.bound)
     for start in range_constexpr(0, TABLE_ENTRIES, job.plan.threads):
         index = Uint32(tid) + Uint32(start)
         if index < Uint32(TABLE_ENTRIES):
-            entry = arithmetic.table_entry(index, g, job.recipe)
+            entry = arithmetic.table_entry(index, g, job.encoding)
             ptx.shared_store(ptx.iadd(table, ptx.shl(index, 4)), *entry)
 
 
@@ -150,11 +150,11 @@ def addresses(
     scales: Int64,
     operand: Int64,
     first_block: Int64,
-    recipe: Recipe,
+    encoding: Encoding,
 ) -> tuple[Int64, ...]:
     """Addresses of a block in x, codes, scales and operand."""
     sums = (
-        Int64(x.iterator.toint()) + first_block * (4 * words_per_block(recipe)),
+        Int64(x.iterator.toint()) + first_block * (4 * words_per_block(encoding)),
         codes + first_block * 8,
         scales + first_block,
         operand + first_block * 32,
@@ -162,10 +162,10 @@ def addresses(
     return tuple(ptx.fresh_address(address) for address in sums)
 
 
-def load_block(raw, first: int, base: Int64, block: Int32, recipe: Recipe) -> None:
+def load_block(raw, first: int, base: Int64, block: Int32, encoding: Encoding) -> None:
     """Read the 16 elements of a block into raw."""
-    address = base + Int64(block) * (4 * words_per_block(recipe))
-    for i in range(0, words_per_block(recipe), 4):
+    address = base + Int64(block) * (4 * words_per_block(encoding))
+    for i in range(0, words_per_block(encoding), 4):
         write(raw, first + i, ptx.load_words(address + 4 * i, 4))
 
 
@@ -176,12 +176,12 @@ def _store(out, row: int, rows: int, block: Int32, at: tuple, raw, job: Job) -> 
         ptx.store_words(codes + Int64(block) * 8, out[2 * row], out[2 * row + 1])
         ptx.store_byte(scales + Int64(block), out[2 * rows])
     if job.output.operand:
-        count = words_per_block(job.recipe)
+        count = words_per_block(job.encoding)
         words = arithmetic.operand_words(
             read(out, 2 * rows + 1 + packing().words * row, packing().words),
             minifloat.e4m3_to_float(ptx.and_(out[2 * rows], 0xFF)),
             read(raw, row * count, count),
-            job.recipe.dtype,
+            job.encoding.dtype,
         )
         address = operand + Int64(block) * 32
         ptx.store_words(address, *words[:4])
@@ -207,7 +207,7 @@ def encode_and_store(
     """
     rows = const_expr(holding.rows)
     out = cute.make_rmem_tensor((2 + packing().words) * rows + 1, Uint32)
-    encode(raw, out, block_max, scaling, wild, job.plan.table, holding, job.recipe)
+    encode(raw, out, block_max, scaling, wild, job.plan.table, holding, job.encoding)
     if is_mine:
         for row in range_constexpr(rows):
             _store(out, row, rows, block + row * stride, at, raw, job)

@@ -13,8 +13,8 @@ from fos_rl.exact.fixed_tiles import check_fixed_tiles
 from fos_rl.model.decoder import AttentionFactory, Decoder
 from fos_rl.model.moe import Experts
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     QuantizedWeight,
     prepare_weight,
     quantized_grouped_mm,
@@ -27,7 +27,7 @@ from fos_rl.quant.linear_autograd import (
     check_native_shapes,
     tensors_of,
 )
-from fos_rl.quant.recipes import Backward, Recipe, resolve_backward
+from fos_rl.quant.quantizers import Backward, Quantizer, resolve_backward
 from fos_rl.quant.weight_state import WeightState
 from fos_rl.spec import Bf16, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Quantized
 
@@ -46,12 +46,12 @@ def build_decoder(
     """A decoder whose layers are quantized as `spec.precision` says; weights are not loaded.
 
     Args:
-        backward: how the quantized layers differentiate; None takes the recipe's default. It
+        backward: how the quantized layers differentiate; None takes the precision's default. It
             changes no forward.
 
     Raises:
         ValueError: when a pattern matches nothing, a layer cannot be quantized, or the backward
-            mode does not fit the recipe.
+            mode does not fit the precision.
         RuntimeError: when this machine's products cannot be as `spec.consistency` wants them.
     """
     decoder = Decoder(spec, attention)
@@ -65,22 +65,22 @@ def build_decoder(
 def _quantize(
     decoder: Decoder, precision: Mxfp8 | Nvfp4 | FourOverSix, backward: Backward | None
 ) -> None:
-    recipe = quantizer_recipe(precision)
-    mode = resolve_backward(backward, recipe.row_scaled_activation)
+    quantizer = quantizer_of(precision)
+    mode = resolve_backward(backward, quantizer.row_scaled_activation)
     gemm: Gemm = "fixed_tile" if decoder.spec.consistency == "exact" else precision.gemm
     chosen = _chosen_layers(decoder, precision, decoder.spec.architecture.num_layers)
     for name, module in list(decoder.named_modules()):
         if isinstance(module, Experts):
             quantized = [p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen]
             for projection in quantized:
-                _check(f"{name}.{projection}", getattr(module, projection), recipe, gemm, mode)
+                _check(f"{name}.{projection}", getattr(module, projection), quantizer, gemm, mode)
             if quantized:
-                replacement = QuantizedExperts(module, quantized, recipe, gemm, mode)
+                replacement = QuantizedExperts(module, quantized, quantizer, gemm, mode)
                 decoder.set_submodule(name, replacement)
         elif name in chosen:
             assert isinstance(module, nn.Linear)
-            _check(name, module.weight, recipe, gemm, mode)
-            decoder.set_submodule(name, QuantizedLinear(module, recipe, gemm, mode))
+            _check(name, module.weight, quantizer, gemm, mode)
+            decoder.set_submodule(name, QuantizedLinear(module, quantizer, gemm, mode))
 
 
 def check_spec(spec: ModelSpec, backward: Backward | None = None) -> list[str]:
@@ -90,13 +90,13 @@ def check_spec(spec: ModelSpec, backward: Backward | None = None) -> list[str]:
     return list(quantized_weight_names(decoder))
 
 
-def quantizer_recipe(precision: Mxfp8 | Nvfp4 | FourOverSix) -> Recipe:
-    """What `fos_rl.quant` makes of a spec's recipe."""
+def quantizer_of(precision: Mxfp8 | Nvfp4 | FourOverSix) -> Quantizer:
+    """What quantizes as a spec's precision says."""
     match precision:
         case Mxfp8():
-            return MXFP8Recipe(precision.scale_mode)
+            return MXFP8Quantizer(precision.scale_mode)
         case FourOverSix():
-            return NVFP4Recipe(
+            return NVFP4Quantizer(
                 "four_over_six",
                 weight_block=precision.weight_block,
                 err_mode=precision.err_mode,
@@ -104,7 +104,7 @@ def quantizer_recipe(precision: Mxfp8 | Nvfp4 | FourOverSix) -> Recipe:
                 row_scaled_activation=precision.row_scaled_activation,
             )
         case Nvfp4():
-            return NVFP4Recipe(
+            return NVFP4Quantizer(
                 "nvfp4",
                 weight_block=precision.weight_block,
                 row_scaled_activation=precision.row_scaled_activation,
@@ -120,7 +120,7 @@ class PreparedWeights(nn.Module):
     weight it finds, which is slow but never stale. Copies and pickles come without codes.
     """
 
-    recipe: Recipe
+    quantizer: Quantizer
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,14 +142,14 @@ class PreparedWeights(nn.Module):
                 self.prepare()
             if self._prepared[name].is_of(weight):
                 return self._prepared[name]
-        return as_quantized_weight(None, weight, self.recipe)
+        return as_quantized_weight(None, weight, self.quantizer)
 
     # vLLM first calls the forward in inference mode, whose tensors could not be written later.
     @torch.inference_mode(False)
     @torch.no_grad()
     def prepare(self) -> None:
         for name, weight in self.weights().items():
-            new = prepare_weight(weight, self.recipe)
+            new = prepare_weight(weight, self.quantizer)
             old = self._prepared.get(name)
             self._prepared[name] = new if old is None else _copy_prepared(old, new)
 
@@ -163,11 +163,13 @@ class PreparedWeights(nn.Module):
 class QuantizedLinear(PreparedWeights):
     """nn.Linear with quantized operands; holds the very parameters it replaces."""
 
-    def __init__(self, linear: nn.Linear, recipe: Recipe, gemm: Gemm, backward: Backward) -> None:
+    def __init__(
+        self, linear: nn.Linear, quantizer: Quantizer, gemm: Gemm, backward: Backward
+    ) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        self.recipe = recipe
+        self.quantizer = quantizer
         self.gemm: Gemm = gemm
         self.backward: Backward = backward
 
@@ -179,7 +181,7 @@ class QuantizedLinear(PreparedWeights):
             x,
             self.weight,
             self.bias,
-            recipe=self.recipe,
+            quantizer=self.quantizer,
             gemm=self.gemm,
             backward=self.backward,
             quantized_weight=self.prepared("weight"),
@@ -193,7 +195,7 @@ class QuantizedExperts(Experts, PreparedWeights):
         self,
         experts: Experts,
         projections: Sequence[str],
-        recipe: Recipe,
+        quantizer: Quantizer,
         gemm: Gemm,
         backward: Backward,
     ) -> None:
@@ -203,7 +205,7 @@ class QuantizedExperts(Experts, PreparedWeights):
         self.up_proj = experts.up_proj
         self.down_proj = experts.down_proj
         self.projections = frozenset(projections)
-        self.recipe = recipe
+        self.quantizer = quantizer
         self.gemm: Gemm = gemm
         self.backward: Backward = backward
 
@@ -219,7 +221,7 @@ class QuantizedExperts(Experts, PreparedWeights):
             rows,
             getattr(self, projection),
             ends,
-            recipe=self.recipe,
+            quantizer=self.quantizer,
             gemm=self.gemm,
             backward=self.backward,
             quantized_weight=self.prepared(projection),
@@ -319,11 +321,11 @@ def _candidates(decoder: Decoder) -> Iterator[str]:
             yield name
 
 
-def _check(name: str, weight: Tensor, recipe: Recipe, gemm: Gemm, backward: Backward) -> None:
+def _check(name: str, weight: Tensor, quantizer: Quantizer, gemm: Gemm, backward: Backward) -> None:
     try:
-        check_contraction(recipe, backward, weight)
+        check_contraction(quantizer, backward, weight)
         if gemm == "native":
-            check_native_shapes(recipe, backward, *weight.shape[-2:])
+            check_native_shapes(quantizer, backward, *weight.shape[-2:])
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"{name} cannot be quantized: {error} Add {name!r} to model.precision.exclude to leave "

@@ -1,5 +1,5 @@
-"""Whether a recipe fits the model and the machine, asked before any host starts, with reasons; and
-what a host then takes of it."""
+"""Whether a precision fits the model and the machine, asked before trainer or generator start, with
+reasons; and what each then takes of the machine."""
 
 import os
 import resource
@@ -8,16 +8,16 @@ from collections.abc import Iterable
 import torch
 
 from fos_rl.kernels.availability import unavailable_reason
-from fos_rl.model.convert import check_spec, quantizer_recipe
+from fos_rl.model.convert import check_spec, quantizer_of
 from fos_rl.quant.gemm import check_gemm
-from fos_rl.quant.recipes import Backward, resolve_backward
+from fos_rl.quant.quantizers import Backward, resolve_backward
 from fos_rl.spec import Bf16, ModelSpec, Nvfp4
 
 
 def check_precision(
     spec: ModelSpec, backward: Backward | None, devices: Iterable[str], *, cuda_graphs: bool
 ) -> list[str]:
-    """What a user should know about the recipe, one note a line.
+    """What a user should know about the precision, one note per line.
 
     Args:
         devices: "cpu" and "cuda", where a host of this machine uses it.
@@ -31,8 +31,7 @@ def check_precision(
     precision = spec.precision
     if isinstance(precision, Bf16):
         return []
-    recipe = quantizer_recipe(precision)
-    mode = resolve_backward(backward, recipe.row_scaled_activation)
+    mode = resolve_backward(backward, quantizer_of(precision).row_scaled_activation)
     quantized = check_spec(spec, mode)
     if precision.gemm == "native":
         _check_native(quantized, devices, cuda_graphs)

@@ -17,17 +17,22 @@ from fos_rl.quant.grouped_autograd import quantized_grouped_mm
 from fos_rl.quant.linear_autograd import quantized_linear
 from fos_rl.quant.mxfp8 import MXFP8Tensor, mxfp8_dequantize, mxfp8_quantize
 from fos_rl.quant.nvfp4 import NVFP4Tensor, exact_operand, nvfp4_dequantize, nvfp4_quantize
-from fos_rl.quant.recipes import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+from fos_rl.quant.quantizers import (
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     QuantizedWeight,
     prepare_weight,
     resolve_backward,
 )
 
+# The names of version 0.1.0; a recipe is a ready-made partial config file since.
+MXFP8Recipe, NVFP4Recipe = MXFP8Quantizer, NVFP4Quantizer
+
 __all__ = [
+    "MXFP8Quantizer",
     "MXFP8Recipe",
     "MXFP8Tensor",
+    "NVFP4Quantizer",
     "NVFP4Recipe",
     "NVFP4Tensor",
     "QuantizedWeight",

@@ -1,10 +1,9 @@
 """The named entry points: linear, mm and grouped_mm for four-over-six, NVFP4 and MXFP8.
 
-Each builds a recipe from its keywords and calls quantized_linear or quantized_grouped_mm, which a
-caller that already holds a recipe can call directly.
+Each builds a quantizer from its keywords and calls quantized_linear or quantized_grouped_mm, which
+a caller that already holds a quantizer can call directly.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float, Int32
@@ -16,8 +15,7 @@ from fos_rl.quant.gemm import Gemm
 from fos_rl.quant.grouped_autograd import quantized_grouped_mm
 from fos_rl.quant.linear_autograd import WeightArgument, quantized_linear
 from fos_rl.quant.mxfp8 import ScaleMode
-from fos_rl.quant.nvfp4 import NVFP4Tensor
-from fos_rl.quant.recipes import Backward, MXFP8Recipe, NVFP4Recipe
+from fos_rl.quant.quantizers import Backward, MXFP8Quantizer, NVFP4Quantizer
 
 
 def four_over_six_linear(
@@ -32,23 +30,19 @@ def four_over_six_linear(
     gemm: Gemm = "emulated",
     backward: Backward | None = None,
     quantized_weight: WeightArgument = None,
-    quantizer: Callable[..., NVFP4Tensor] | None = None,
 ) -> Float[Tensor, "*lead n"]:
-    """Return x @ weight.T + bias with four-over-six NVFP4 operands: quantized_linear says the rest.
-
-    quantizer replaces four_over_six_quantize by a bit-equal implementation, such as a fused kernel.
-    """
+    """Return x @ weight.T + bias with four-over-six NVFP4 operands: quantized_linear says the
+    rest."""
     return quantized_linear(
         x,
         weight,
         bias,
-        recipe=NVFP4Recipe(
+        quantizer=NVFP4Quantizer(
             "four_over_six",
             weight_block,
             err_mode,
             e4m3_scale_bound,
             row_scaled_activation,
-            quantizer,
         ),
         gemm=gemm,
         backward=backward,
@@ -80,7 +74,9 @@ def nvfp4_linear(
         x,
         weight,
         bias,
-        recipe=NVFP4Recipe("nvfp4", weight_block, row_scaled_activation=row_scaled_activation),
+        quantizer=NVFP4Quantizer(
+            "nvfp4", weight_block, row_scaled_activation=row_scaled_activation
+        ),
         gemm=gemm,
         backward=backward,
         quantized_weight=quantized_weight,
@@ -109,7 +105,7 @@ def mxfp8_linear(
         x,
         weight,
         bias,
-        recipe=MXFP8Recipe(scale_mode),
+        quantizer=MXFP8Quantizer(scale_mode),
         gemm=gemm,
         backward=backward,
         quantized_weight=quantized_weight,
@@ -135,20 +131,18 @@ def four_over_six_grouped_mm(
     gemm: Gemm = "emulated",
     backward: Backward | None = None,
     quantized_weight: WeightArgument = None,
-    quantizer: Callable[..., NVFP4Tensor] | None = None,
 ) -> Float[Tensor, "m n"]:
     """Return x[group e] @ weight[e].T for each expert e: quantized_grouped_mm says the rest."""
     return quantized_grouped_mm(
         x,
         weight,
         offs,
-        recipe=NVFP4Recipe(
+        quantizer=NVFP4Quantizer(
             "four_over_six",
             weight_block,
             err_mode,
             e4m3_scale_bound,
             row_scaled_activation,
-            quantizer,
         ),
         gemm=gemm,
         backward=backward,
@@ -172,7 +166,9 @@ def nvfp4_grouped_mm(
         x,
         weight,
         offs,
-        recipe=NVFP4Recipe("nvfp4", weight_block, row_scaled_activation=row_scaled_activation),
+        quantizer=NVFP4Quantizer(
+            "nvfp4", weight_block, row_scaled_activation=row_scaled_activation
+        ),
         gemm=gemm,
         backward=backward,
         quantized_weight=quantized_weight,
@@ -194,7 +190,7 @@ def mxfp8_grouped_mm(
         x,
         weight,
         offs,
-        recipe=MXFP8Recipe(scale_mode),
+        quantizer=MXFP8Quantizer(scale_mode),
         gemm=gemm,
         backward=backward,
         quantized_weight=quantized_weight,

@@ -185,12 +185,12 @@ def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n
         return torch.zeros(m, n, dtype=torch.float32, device=a.device)
     if isinstance(a, NVFP4Tensor):
         assert isinstance(b, NVFP4Tensor)
-        recipe, scale_dtype = ScalingType.BlockWise1x16, torch.float8_e4m3fn
+        scaling, scale_dtype = ScalingType.BlockWise1x16, torch.float8_e4m3fn
         dtype, data = torch.float4_e2m1fn_x2, (a.codes, b.codes)
         scales = (a.block_scale, b.block_scale)
     else:
         assert isinstance(b, MXFP8Tensor)
-        recipe, scale_dtype = ScalingType.BlockWise1x32, torch.float8_e8m0fnu
+        scaling, scale_dtype = ScalingType.BlockWise1x32, torch.float8_e8m0fnu
         dtype, data = torch.float8_e4m3fn, (a.data, b.data)
         scales = (a.scale, b.scale)
     rows, columns = (
@@ -202,9 +202,9 @@ def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n
         rows,
         columns.t(),
         scale_a=swizzled[0],
-        scale_recipe_a=recipe,
+        scale_recipe_a=scaling,
         scale_b=swizzled[1],
-        scale_recipe_b=recipe,
+        scale_recipe_b=scaling,
         swizzle_a=SwizzleType.SWIZZLE_32_4_4,
         swizzle_b=SwizzleType.SWIZZLE_32_4_4,
         output_dtype=torch.float32,

@@ -43,12 +43,12 @@ from fos_rl.quant.linear_autograd import (
 )
 from fos_rl.quant.mxfp8 import MX_BLOCK, MXFP8Tensor
 from fos_rl.quant.nvfp4 import NVFP4Operand, NVFP4Tensor
-from fos_rl.quant.recipes import (
+from fos_rl.quant.quantizers import (
     ActivationForms,
     Backward,
-    MXFP8Recipe,
+    MXFP8Quantizer,
     QuantizedWeight,
-    Recipe,
+    Quantizer,
     resolve_backward,
 )
 
@@ -58,7 +58,7 @@ def quantized_grouped_mm(
     weight: Float[Tensor, "experts n k"],
     offs: Int32[Tensor, "experts"],
     *,
-    recipe: Recipe,
+    quantizer: Quantizer,
     gemm: Gemm = "emulated",
     backward: Backward | None = None,
     quantized_weight: WeightArgument = None,
@@ -73,7 +73,7 @@ def quantized_grouped_mm(
     On CUDA the emulated forward does not read offs on the host and can be captured in a CUDA graph;
     gemm "native", backward "quantized" and every backward pass read it once.
     """
-    backward = resolve_backward(backward, recipe.row_scaled_activation)
+    backward = resolve_backward(backward, quantizer.row_scaled_activation)
     check_gemm(gemm, x.device)
     if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2] or not len(weight):
         raise ValueError(
@@ -83,14 +83,14 @@ def quantized_grouped_mm(
     # Meta tensors ask for shape rules, but the groups' sizes must be known: offs is on the CPU.
     check_devices(x, weight=weight, offs=None if x.device.type == "meta" else offs)
     check_offs(offs, x.shape[0], weight.shape[0])
-    check_contraction(recipe, backward, weight)
-    prepared = as_quantized_weight(quantized_weight, weight, recipe)
-    call = MatmulCall(recipe, backward, gemm, prepared, torch.is_grad_enabled())
+    check_contraction(quantizer, backward, weight)
+    prepared = as_quantized_weight(quantized_weight, weight, quantizer)
+    call = MatmulCall(quantizer, backward, gemm, prepared, torch.is_grad_enabled())
     return _QuantizedGroupedMatmul.apply(x, weight, offs, call)
 
 
 def _quantize_rows(
-    x: Tensor, offs: Tensor, group: Tensor, recipe: Recipe, forms: ActivationForms
+    x: Tensor, offs: Tensor, group: Tensor, quantizer: Quantizer, forms: ActivationForms
 ) -> tuple[GemmInput, QuantizedTensor | None, Tensor | None]:
     """Return activation_for_gemm of x [M, K], with rows of no group as zeros, and its distinct
     amaxes.
@@ -101,13 +101,15 @@ def _quantize_rows(
     experts = offs.shape[0]
     if x.device.type != "cpu" or int(offs[-1]) < x.shape[0]:
         x = x.masked_fill((group == experts)[:, None], 0.0)
-    if isinstance(recipe, MXFP8Recipe):
-        return *recipe.activation_for_gemm(x, forms=forms), None
-    if recipe.row_scaled_activation:
-        multiplied, rows = recipe.activation_for_gemm(x, forms=forms)
+    if isinstance(quantizer, MXFP8Quantizer):
+        return *quantizer.activation_for_gemm(x, forms=forms), None
+    if quantizer.row_scaled_activation:
+        multiplied, rows = quantizer.activation_for_gemm(x, forms=forms)
         return multiplied, rows, amax_of(multiplied)
     amax = group_amax(x, group, experts)
-    pair = recipe.activation_for_gemm(x, forms=forms, amax=per_row(amax, group), amax_per_row=True)
+    pair = quantizer.activation_for_gemm(
+        x, forms=forms, amax=per_row(amax, group), amax_per_row=True
+    )
     return *pair, amax
 
 
@@ -142,17 +144,17 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, offs: Tensor, call: MatmulCall) -> Tensor:
-        recipe, prepared, w = call.recipe, call.prepared, call.prepared.rowwise
+        quantizer, prepared, w = call.quantizer, call.prepared, call.prepared.rowwise
         group = group_of_rows(offs, x.shape[0]).to(x.device)
         for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         forms = call.activation_forms(for_wgrad)
-        multiplied, quantized_x, amax = _quantize_rows(x, offs, group, recipe, forms)
+        multiplied, quantized_x, amax = _quantize_rows(x, offs, group, quantizer, forms)
         out = _grouped_sums(multiplied, prepared, offs, call.gemm)
         if not isinstance(multiplied, MXFP8Tensor):
             assert isinstance(w, NVFP4Tensor)
             w_amax = per_row(w.global_amax[:, 0], group)
             bounds = (multiplied.bound, w.bound)
-            row_scaled = recipe.row_scaled_activation
+            row_scaled = quantizer.row_scaled_activation
             out = apply_global_scales(out, multiplied.global_amax, w_amax, bounds, row_scaled)
         kept_x: tuple[Tensor, ...] = ()
         kept_w = None
@@ -164,16 +166,16 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
             kept_x = kept_x if amax is None else (*kept_x[:2], amax)
         else:
             if for_wgrad:
-                kept_x = _columnwise_groups(x, offs, amax, recipe)
+                kept_x = _columnwise_groups(x, offs, amax, quantizer)
             if for_dgrad:
-                kept_w = prepared.columnwise or recipe.weight(
+                kept_w = prepared.columnwise or quantizer.weight(
                     weight, columnwise=True, amax=amax_of(w)
                 )
         kept_x = kept_x if for_wgrad else ()
         kept_w = kept_w if for_dgrad else None
         ctx.save_for_backward(offs, *kept_x, *tensors_of(kept_w))
         ctx.num_x = len(kept_x)
-        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, backward_gemm(call.gemm)
+        ctx.quantizer, ctx.mode, ctx.gemm = quantizer, call.backward, backward_gemm(call.gemm)
         ctx.x_shape, ctx.w_shape = x.shape, weight.shape
         ctx.dtypes = x.dtype, weight.dtype
         return out.to(x.dtype)
@@ -187,20 +189,20 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         spans = group_spans(offs.tolist())
         saved_x, saved_w = saved[: ctx.num_x], saved[ctx.num_x :]
         with no_autocast(dy.device):
-            if ctx.mode == "quantized" and isinstance(ctx.recipe, MXFP8Recipe):
+            if ctx.mode == "quantized" and isinstance(ctx.quantizer, MXFP8Quantizer):
                 return *_mxfp8_grads(dy, offs, saved_x, saved_w, ctx), None, None
             dx = dy.new_zeros(ctx.x_shape, dtype=x_dtype) if needs_dx else None
             dw = dy.new_zeros(ctx.w_shape, dtype=w_dtype) if needs_dw else None
             if ctx.mode == "quantized":
-                columns = _rebuild_groups(saved_x, spans, ctx.recipe)
-                w = rebuild_quantized(saved_w, ctx.recipe)
+                columns = _rebuild_groups(saved_x, spans, ctx.quantizer)
+                w = rebuild_quantized(saved_w, ctx.quantizer)
                 for expert, (start, end) in enumerate(spans):
                     if end > start:
                         group_dx, group_dw = quantized_grads(
                             dy[start:end],
                             columns.get(expert),
                             None if w is None else _part(w, expert),
-                            ctx.recipe,
+                            ctx.quantizer,
                             ctx.gemm,
                             ctx.dtypes,
                         )
@@ -211,7 +213,11 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
             w = saved_w[0] if saved_w else None
             if ctx.mode == "dequantized":
                 x = _dequantize_rows(saved_x, offs, ctx) if saved_x else None
-                w = ctx.recipe.dequantize(ctx.recipe.rebuild(saved_w), x_dtype) if saved_w else None
+                w = (
+                    ctx.quantizer.dequantize(ctx.quantizer.rebuild(saved_w), x_dtype)
+                    if saved_w
+                    else None
+                )
             for expert, (start, end) in enumerate(spans):
                 if end > start:
                     rows = dy[start:end]
@@ -229,19 +235,19 @@ def _store(target: Tensor | None, index: int | slice, value: Tensor | None) -> N
 
 
 def _columnwise_groups(
-    x: Tensor, offs: Tensor, amax: Tensor | None, recipe: Recipe
+    x: Tensor, offs: Tensor, amax: Tensor | None, quantizer: Quantizer
 ) -> tuple[Tensor, ...]:
     """Return the saved tensors of each non-empty group's X^T [K, rows padded], one group after
     another; without amaxes, of one matrix that holds them side by side."""
     spans = group_spans(offs.tolist())
     if amax is None:
-        return tensors_of(recipe.activation(_padded_groups(x, spans), columnwise=True))
+        return tensors_of(quantizer.activation(_padded_groups(x, spans), columnwise=True))
     kept: list[Tensor] = []
     for expert, (start, end) in enumerate(spans):
         if end > start:
-            rows = pad_rows(x[start:end], recipe.block)
+            rows = pad_rows(x[start:end], quantizer.block)
             one = amax[expert : expert + 1]
-            kept.extend(tensors_of(recipe.activation(rows, columnwise=True, amax=one)))
+            kept.extend(tensors_of(quantizer.activation(rows, columnwise=True, amax=one)))
     return tuple(kept)
 
 
@@ -257,14 +263,14 @@ def _mxfp8_grads(
     launches instead of a dozen a group."""
     dx = dw = None
     if saved_w:
-        w = QuantizedWeight(ctx.recipe.rebuild(saved_w))
-        dx = _grouped_sums(ctx.recipe.gradient(dy), w, offs, ctx.gemm).to(ctx.dtypes[0])
+        w = QuantizedWeight(ctx.quantizer.rebuild(saved_w))
+        dx = _grouped_sums(ctx.quantizer.gradient(dy), w, offs, ctx.gemm).to(ctx.dtypes[0])
     if saved_x:
         spans = group_spans(offs.tolist())
         experts = [expert for expert, (start, end) in enumerate(spans) if end > start]
         widths = [-(-(end - start) // MX_BLOCK) * MX_BLOCK for start, end in spans if end > start]
-        columns = ctx.recipe.gradient(_padded_groups(dy, spans), columnwise=True)
-        operands = (columns, ctx.recipe.rebuild(saved_x))
+        columns = ctx.quantizer.gradient(_padded_groups(dy, spans), columnwise=True)
+        operands = (columns, ctx.quantizer.rebuild(saved_x))
         if ctx.gemm == "native":
             groups = zip(*(_split_columns(t, widths) for t in operands), strict=True)
             products = (raw_gemm(a, b, "native") for a, b in groups)
@@ -284,19 +290,19 @@ def _split_columns(t: MXFP8Tensor, widths: list[int]) -> list[MXFP8Tensor]:
 
 
 def _rebuild_groups(
-    saved: list[Tensor], spans: list[tuple[int, int]], recipe: Recipe
+    saved: list[Tensor], spans: list[tuple[int, int]], quantizer: Quantizer
 ) -> dict[int, QuantizedTensor]:
-    """Undo _columnwise_groups of a recipe with amaxes: each non-empty group's X^T, by expert."""
+    """Undo _columnwise_groups of a quantizer with amaxes: each non-empty group's X^T, by expert."""
     if not saved:
         return {}
     experts = [expert for expert, (start, end) in enumerate(spans) if end > start]
     count = len(saved) // len(experts)
     groups = (saved[i : i + count] for i in range(0, len(saved), count))
-    return {expert: recipe.rebuild(group) for expert, group in zip(experts, groups, strict=True)}
+    return {expert: quantizer.rebuild(group) for expert, group in zip(experts, groups, strict=True)}
 
 
 def _dequantize_rows(saved: list[Tensor], offs: Tensor, ctx: Any) -> Tensor:
-    if len(saved) == 3 and not ctx.recipe.row_scaled_activation:
+    if len(saved) == 3 and not ctx.quantizer.row_scaled_activation:
         group = group_of_rows(offs, ctx.x_shape[0]).to(saved[0].device)
         saved = [*saved[:2], per_row(saved[2], group)]
-    return ctx.recipe.dequantize(ctx.recipe.rebuild(saved), ctx.dtypes[0])
+    return ctx.quantizer.dequantize(ctx.quantizer.rebuild(saved), ctx.dtypes[0])

@@ -32,11 +32,11 @@ from fos_rl.quant.gemm import (
 )
 from fos_rl.quant.mxfp8 import MXFP8Tensor
 from fos_rl.quant.nvfp4 import NVFP4Tensor
-from fos_rl.quant.recipes import (
+from fos_rl.quant.quantizers import (
     ActivationForms,
     Backward,
     QuantizedWeight,
-    Recipe,
+    Quantizer,
     resolve_backward,
 )
 from fos_rl.quant.weight_state import WeightState
@@ -48,7 +48,7 @@ WeightArgument = QuantizedWeight | NVFP4Tensor | MXFP8Tensor | None
 class MatmulCall:
     """The non-tensor arguments of one quantized matmul."""
 
-    recipe: Recipe
+    quantizer: Quantizer
     backward: Backward
     gemm: Gemm
     prepared: QuantizedWeight
@@ -66,12 +66,12 @@ def quantized_linear(
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, "n"] | None = None,
     *,
-    recipe: Recipe,
+    quantizer: Quantizer,
     gemm: Gemm = "emulated",
     backward: Backward | None = None,
     quantized_weight: WeightArgument = None,
 ) -> Float[Tensor, "*lead n"]:
-    """Return x @ weight.T + bias with operands quantized as recipe says, in x's dtype.
+    """Return x @ weight.T + bias with operands quantized as quantizer says, in x's dtype.
 
     Products are summed in fp32, then come the global scales and the bias in fp32, then one
     rounding. quantized_weight, prepared of this very weight as it is, spares quantizing it again;
@@ -79,7 +79,7 @@ def quantized_linear(
     row-scaled activations. "quantized" needs N divisible by the block (16, MXFP8 32); M is padded
     with zero rows, which enter no amax.
     """
-    backward = resolve_backward(backward, recipe.row_scaled_activation)
+    backward = resolve_backward(backward, quantizer.row_scaled_activation)
     check_gemm(gemm, x.device)
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -92,9 +92,9 @@ def quantized_linear(
             f"bias is {bias.dtype} of shape {tuple(bias.shape)}; it must be floating point of "
             f"shape ({weight.shape[0]},), one number per row of weight."
         )
-    check_contraction(recipe, backward, weight)
-    prepared = as_quantized_weight(quantized_weight, weight, recipe)
-    call = MatmulCall(recipe, backward, gemm, prepared, torch.is_grad_enabled())
+    check_contraction(quantizer, backward, weight)
+    prepared = as_quantized_weight(quantized_weight, weight, quantizer)
+    call = MatmulCall(quantizer, backward, gemm, prepared, torch.is_grad_enabled())
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     out = _QuantizedMatmul.apply(rows, weight, bias, call)
     return out.view(*x.shape[:-1], weight.shape[0])
@@ -107,30 +107,30 @@ def check_devices(x: Tensor, **others: Tensor | None) -> None:
             raise ValueError(f"{name} is on {tensor.device}, x on {x.device}; move it there.")
 
 
-def check_contraction(recipe: Recipe, backward: Backward, weight: Tensor) -> None:
+def check_contraction(quantizer: Quantizer, backward: Backward, weight: Tensor) -> None:
     """Raise unless the dims that blocks run along are divisible by the block."""
     n, k = weight.shape[-2:]
     remedy = "Exclude this layer from quantization, or pad it"
-    if k % recipe.block:
+    if k % quantizer.block:
         raise ValueError(
-            f"weight has K = {k}; quantized blocks run along K, so K % {recipe.block} must be 0. "
-            f"{remedy}."
+            f"weight has K = {k}; quantized blocks run along K, so K % {quantizer.block} must be "
+            f"0. {remedy}."
         )
-    if getattr(recipe, "weight_block", "1x16") == "16x16" and n % recipe.block:
+    if getattr(quantizer, "weight_block", "1x16") == "16x16" and n % quantizer.block:
         raise ValueError(
             f"weight has N = {n}; weight_block '16x16' needs N % 16 == 0. {remedy}, or use "
             "weight_block '1x16'."
         )
-    if backward == "quantized" and n % recipe.block:
+    if backward == "quantized" and n % quantizer.block:
         raise ValueError(
             f"weight has N = {n}; backward 'quantized' has blocks along N, so "
-            f"N % {recipe.block} must be 0. {remedy}, or use backward "
+            f"N % {quantizer.block} must be 0. {remedy}, or use backward "
             "'high_precision' or 'dequantized'."
         )
 
 
 @functools.cache
-def check_native_shapes(recipe: Recipe, backward: Backward, n: int, k: int) -> None:
+def check_native_shapes(quantizer: Quantizer, backward: Backward, n: int, k: int) -> None:
     """Raise what torch's scaled GEMM says against a product of a [N, K] weight, one of its three.
 
     Meta tensors go through the forward and the backward, so that torch checks and nothing is
@@ -139,28 +139,31 @@ def check_native_shapes(recipe: Recipe, backward: Backward, n: int, k: int) -> N
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.empty(1, k, device="meta", requires_grad=True)
         weight = torch.empty(n, k, device="meta", requires_grad=True)
-        out = quantized_linear(x, weight, recipe=recipe, gemm="native", backward=backward)
+        out = quantized_linear(x, weight, quantizer=quantizer, gemm="native", backward=backward)
         out.backward(torch.empty_like(out))
 
 
-def as_quantized_weight(given: WeightArgument, weight: Tensor, recipe: Recipe) -> QuantizedWeight:
-    """Return the quantized weight to multiply: given, if it fits weight and recipe, else a new
+def as_quantized_weight(
+    given: WeightArgument, weight: Tensor, quantizer: Quantizer
+) -> QuantizedWeight:
+    """Return the quantized weight to multiply: given, if it fits weight and quantizer, else a new
     one."""
     if given is None:
-        return QuantizedWeight(recipe.weight(weight.detach()))
+        return QuantizedWeight(quantizer.weight(weight.detach()))
     prepared = given if isinstance(given, QuantizedWeight) else QuantizedWeight(given)
     rowwise = prepared.rowwise
-    if not isinstance(rowwise, recipe.tensor_type) or rowwise.shape != weight.shape:
+    if not isinstance(rowwise, quantizer.tensor_type) or rowwise.shape != weight.shape:
         raise ValueError(
             f"quantized_weight is {type(rowwise).__name__} of shape {tuple(rowwise.shape)}; weight "
-            f"{tuple(weight.shape)} needs {recipe.tensor_type.__name__} of its shape. Prepare it "
-            "with prepare_weight(weight, recipe)."
+            f"{tuple(weight.shape)} needs {quantizer.tensor_type.__name__} of its shape. Prepare "
+            "it with prepare_weight(weight, quantizer)."
         )
-    recipe.check_prepared(rowwise)
-    if prepared.recipe is not None and prepared.recipe.weight_encoding != recipe.weight_encoding:
+    quantizer.check_prepared(rowwise)
+    made_by = prepared.quantizer
+    if made_by is not None and made_by.weight_encoding != quantizer.weight_encoding:
         raise ValueError(
-            f"quantized_weight was prepared as {prepared.recipe.weight_encoding}, the recipe has "
-            f"{recipe.weight_encoding}. Prepare the weight with the recipe it is used with."
+            f"quantized_weight was prepared as {made_by.weight_encoding}, the quantizer has "
+            f"{quantizer.weight_encoding}. Prepare the weight with the quantizer it is used with."
         )
     if prepared.state is not None:
         _check_state(prepared.state, weight)
@@ -178,7 +181,7 @@ def _check_state(state: WeightState, weight: Tensor) -> None:
         raise ValueError(
             "quantized_weight is stale: weight was written to since, is another one than was "
             "prepared, or is an inference tensor, whose writes PyTorch does not count. Prepare it "
-            f"with prepare_weight(weight, recipe) after each write, or {remedy}."
+            f"with prepare_weight(weight, quantizer) after each write, or {remedy}."
         )
 
 
@@ -204,14 +207,14 @@ def tensors_of(kept: QuantizedTensor | Tensor | None) -> tuple[Tensor, ...]:
             return (kept,)
 
 
-def rebuild_quantized(saved: Sequence[Tensor], recipe: Recipe) -> QuantizedTensor | None:
+def rebuild_quantized(saved: Sequence[Tensor], quantizer: Quantizer) -> QuantizedTensor | None:
     """Undo tensors_of where a quantized operand was kept, or None."""
-    return recipe.rebuild(saved) if saved else None
+    return quantizer.rebuild(saved) if saved else None
 
 
-def rebuild_kept(saved: Sequence[Tensor], recipe: Recipe) -> QuantizedTensor | Tensor | None:
+def rebuild_kept(saved: Sequence[Tensor], quantizer: Quantizer) -> QuantizedTensor | Tensor | None:
     """Undo tensors_of: no tensor was None, one is a plain tensor, more are a quantized one."""
-    return saved[0] if len(saved) == 1 else rebuild_quantized(saved, recipe)
+    return saved[0] if len(saved) == 1 else rebuild_quantized(saved, quantizer)
 
 
 class _QuantizedMatmul(torch.autograd.Function):
@@ -222,16 +225,16 @@ class _QuantizedMatmul(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: MatmulCall
     ) -> Tensor:
-        recipe, prepared = call.recipe, call.prepared
+        quantizer, prepared = call.quantizer, call.prepared
         for_dgrad, for_wgrad = (call.grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         forms = call.activation_forms(for_wgrad)
-        multiplied, quantized_x = recipe.activation_for_gemm(x, forms=forms)
+        multiplied, quantized_x = quantizer.activation_for_gemm(x, forms=forms)
         out = quantized_gemm(
             multiplied,
             prepared.rowwise,
             x.dtype,
             gemm=call.gemm,
-            row_scaled=recipe.row_scaled_activation,
+            row_scaled=quantizer.row_scaled_activation,
             bias=bias,
             b_operand=prepared.operand,
         )
@@ -243,10 +246,10 @@ class _QuantizedMatmul(torch.autograd.Function):
                 kept_x, kept_w = quantized_x, prepared.rowwise
             case "quantized":
                 if for_wgrad:
-                    rows = pad_rows(x, recipe.block)
-                    kept_x = recipe.activation(rows, columnwise=True, amax=amax_of(multiplied))
+                    rows = pad_rows(x, quantizer.block)
+                    kept_x = quantizer.activation(rows, columnwise=True, amax=amax_of(multiplied))
                 if for_dgrad:
-                    kept_w = prepared.columnwise or recipe.weight(
+                    kept_w = prepared.columnwise or quantizer.weight(
                         weight, columnwise=True, amax=amax_of(prepared.rowwise)
                     )
         kept_x = kept_x if for_wgrad else None
@@ -254,7 +257,7 @@ class _QuantizedMatmul(torch.autograd.Function):
         saved_x = tensors_of(kept_x)
         ctx.save_for_backward(*saved_x, *tensors_of(kept_w))
         ctx.num_x = len(saved_x)
-        ctx.recipe, ctx.mode, ctx.gemm = recipe, call.backward, backward_gemm(call.gemm)
+        ctx.quantizer, ctx.mode, ctx.gemm = quantizer, call.backward, backward_gemm(call.gemm)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         return out
 
@@ -267,14 +270,14 @@ class _QuantizedMatmul(torch.autograd.Function):
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
         with no_autocast(dy.device):
             if ctx.mode == "quantized":
-                x = rebuild_quantized(saved_x, ctx.recipe)
-                w = rebuild_quantized(saved_w, ctx.recipe)
-                dx, dw = quantized_grads(dy, x, w, ctx.recipe, ctx.gemm, (x_dtype, w_dtype))
+                x = rebuild_quantized(saved_x, ctx.quantizer)
+                w = rebuild_quantized(saved_w, ctx.quantizer)
+                dx, dw = quantized_grads(dy, x, w, ctx.quantizer, ctx.gemm, (x_dtype, w_dtype))
             else:
-                x, w = rebuild_kept(saved_x, ctx.recipe), rebuild_kept(saved_w, ctx.recipe)
+                x, w = rebuild_kept(saved_x, ctx.quantizer), rebuild_kept(saved_w, ctx.quantizer)
                 if ctx.mode == "dequantized":
-                    x = None if x is None else ctx.recipe.dequantize(x, x_dtype)
-                    w = None if w is None else ctx.recipe.dequantize(w, x_dtype)
+                    x = None if x is None else ctx.quantizer.dequantize(x, x_dtype)
+                    w = None if w is None else ctx.quantizer.dequantize(w, x_dtype)
                 assert not isinstance(x, QuantizedTensor)
                 assert not isinstance(w, QuantizedTensor)
                 dx = None if w is None else dy @ w.to(dy.dtype)
@@ -287,7 +290,7 @@ def quantized_grads(
     dy: Float[Tensor, "m n"],
     x_columnwise: QuantizedTensor | None,
     w_columnwise: QuantizedTensor | None,
-    recipe: Recipe,
+    quantizer: Quantizer,
     gemm: Gemm,
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Float[Tensor, "m k"] | None, Float[Tensor, "n k"] | None]:
@@ -297,12 +300,12 @@ def quantized_grads(
     x_columnwise is the form of X^T [K, M padded], w_columnwise of W^T [K, N]; None skips that
     gradient.
     """
-    amax = recipe.amax(dy)
+    amax = quantizer.amax(dy)
     dx = dw = None
     if w_columnwise is not None:
-        dx = quantized_gemm(recipe.gradient(dy, amax=amax), w_columnwise, dtypes[0], gemm=gemm)
+        dx = quantized_gemm(quantizer.gradient(dy, amax=amax), w_columnwise, dtypes[0], gemm=gemm)
     if x_columnwise is not None:
-        rows = pad_rows(dy, recipe.block)
-        dy_columnwise = recipe.gradient(rows, amax=amax, columnwise=True)
+        rows = pad_rows(dy, quantizer.block)
+        dy_columnwise = quantizer.gradient(rows, amax=amax, columnwise=True)
         dw = quantized_gemm(dy_columnwise, x_columnwise, dtypes[1], gemm=gemm)
     return dx, dw

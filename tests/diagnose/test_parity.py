@@ -211,7 +211,7 @@ def test_flipped_codes_are_those_of_the_two_inputs(tmp_path: Path) -> None:
     found = _flipped_codes(decoder, ours, theirs)
     modules = dict(decoder.named_modules())
     for site, module, read in quantizer_inputs(decoder):
-        a, b = (modules[module].recipe.activation(read(t)) for t in (ours, theirs))
+        a, b = (modules[module].quantizer.activation(read(t)) for t in (ours, theirs))
         pairs = zip(a.codes.flatten().tolist(), b.codes.flatten().tolist(), strict=True)
         count = sum((x % 16 != y % 16) + (x // 16 != y // 16) for x, y in pairs)
         scales = (a.block_scale.float() != b.block_scale.float()).sum()

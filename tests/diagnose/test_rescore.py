@@ -311,16 +311,16 @@ def test_scale_scope(quantized: Setup, tmp_path: Path, host: str) -> None:
     pair.sync()
     decoders = {"trainer": pair.trainer.decoder, "generator": generator_decoder(pair.generator)}
     linears = [m for m in decoders[host].modules() if isinstance(m, QuantizedLinear)]
-    recipe: Any = linears[0].recipe
+    quantizer: Any = linears[0].quantizer
     version = pair.trainer.policy_version
     try:
         for linear in linears:
-            linear.recipe = replace(recipe, row_scaled_activation=False)
+            linear.quantizer = replace(quantizer, row_scaled_activation=False)
         rollouts = pair.generate(_prompts())
         scored = _scores(pair, batch_of(rollouts))
     finally:
         for linear in linears:
-            linear.recipe = recipe
+            linear.quantizer = quantizer
     run = tmp_path / "run"
     _write(run, quantized.config, version, rollouts, scored)
     if version:

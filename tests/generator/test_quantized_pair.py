@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fos_rl.config import RolloutConfig
 from fos_rl.model.convert import PreparedWeights, named_codes
-from fos_rl.quant.recipes import Backward
+from fos_rl.quant.quantizers import Backward
 from fos_rl.spec import Family, FourOverSix, Mxfp8, Nvfp4
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout, StepResult

@@ -26,7 +26,7 @@ from fos_rl.quant.grouped_gemm import group_amax, group_of_rows
 
 pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missing_package()))
 
-# name: layout, recipe, plan, share. Each path of the kernels is in one of them; what is left out
+# name: layout, quantizer, plan, share. Each path of the kernels is in one of them; what is left out
 # (the other bound, the other error) changes constants only and is compared on a GPU.
 KERNELS = {
     "flat": (

@@ -20,7 +20,7 @@ from fos_rl.model.convert import (
     named_codes,
     prepare_weights,
     quantized_weight_names,
-    quantizer_recipe,
+    quantizer_of,
 )
 from fos_rl.model.hf import (
     load_hf_weights,
@@ -32,8 +32,8 @@ from fos_rl.model.packed_attention import packed_attention
 from fos_rl.model.tiny import tiny_weights, write_tiny_model
 from fos_rl.model.transport import WeightLoader, pack_weights, unpack_weights
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     four_over_six_quantize,
     mxfp8_quantize,
     nvfp4_quantize,
@@ -42,7 +42,7 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.linear_autograd import tensors_of
-from fos_rl.quant.recipes import Backward, Recipe
+from fos_rl.quant.quantizers import Backward, Quantizer
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.trainer import masters
 from fos_rl.trainer.masters import Masters
@@ -51,23 +51,23 @@ ATTENTION = [f"self_attn.{p}_proj" for p in "qkvo"]
 DENSE_MLP = [f"mlp.{p}_proj" for p in ("gate", "up", "down")]
 EXPERTS = [f"mlp.experts.{p}_proj" for p in ("gate", "up", "down")]
 PARTS = ("codes", "block_scale", "global_amax")
-RECIPES = [
-    pytest.param(Mxfp8(), MXFP8Recipe("rceil"), id="mxfp8"),
-    pytest.param(Mxfp8(scale_mode="floor"), MXFP8Recipe("floor"), id="mxfp8 floor"),
-    pytest.param(Nvfp4(), NVFP4Recipe("nvfp4", "16x16"), id="nvfp4"),
+QUANTIZERS = [
+    pytest.param(Mxfp8(), MXFP8Quantizer("rceil"), id="mxfp8"),
+    pytest.param(Mxfp8(scale_mode="floor"), MXFP8Quantizer("floor"), id="mxfp8 floor"),
+    pytest.param(Nvfp4(), NVFP4Quantizer("nvfp4", "16x16"), id="nvfp4"),
     pytest.param(
         Nvfp4(row_scaled_activation=False, weight_block="1x16"),
-        NVFP4Recipe("nvfp4", "1x16", row_scaled_activation=False),
+        NVFP4Quantizer("nvfp4", "1x16", row_scaled_activation=False),
         id="nvfp4 per tensor",
     ),
     pytest.param(
         FourOverSix(weight_block="1x16"),
-        NVFP4Recipe("four_over_six", "1x16", "mse", 256),
+        NVFP4Quantizer("four_over_six", "1x16", "mse", 256),
         id="four_over_six",
     ),
     pytest.param(
         FourOverSix(err_mode="mae", e4m3_scale_bound=448, row_scaled_activation=False),
-        NVFP4Recipe("four_over_six", "16x16", "mae", 448, row_scaled_activation=False),
+        NVFP4Quantizer("four_over_six", "16x16", "mae", 448, row_scaled_activation=False),
         id="four_over_six mae 448 per tensor",
     ),
 ]
@@ -300,9 +300,9 @@ def test_a_backward_that_does_not_fit_is_refused() -> None:
 # What a converted layer computes.
 
 
-def modes_of(recipe: Recipe) -> list[Backward]:
+def modes_of(quantizer: Quantizer) -> list[Backward]:
     modes: list[Backward] = ["high_precision", "dequantized"]
-    return modes if recipe.row_scaled_activation else ["quantized", *modes]
+    return modes if quantizer.row_scaled_activation else ["quantized", *modes]
 
 
 def recorded_calls(packed: Packed) -> dict[str, tuple[tuple[Tensor, ...], Tensor]]:
@@ -322,12 +322,12 @@ def recorded_calls(packed: Packed) -> dict[str, tuple[tuple[Tensor, ...], Tensor
     return calls
 
 
-@pytest.mark.parametrize(("precision", "recipe"), RECIPES)
+@pytest.mark.parametrize(("precision", "quantizer"), QUANTIZERS)
 def test_a_linear_is_quantized_linear_of_the_files_weight(
-    precision: Precision, recipe: Recipe
+    precision: Precision, quantizer: Quantizer
 ) -> None:
     """Outputs and gradients, with biases, bit for bit."""
-    for mode in modes_of(recipe):
+    for mode in modes_of(quantizer):
         packed = converted("llama", precision, mode, attention_bias=True, mlp_bias=True)
         calls = recorded_calls(packed)
         assert set(calls) == names(ALL, ATTENTION + DENSE_MLP)
@@ -335,7 +335,7 @@ def test_a_linear_is_quantized_linear_of_the_files_weight(
             module = packed.decoder.get_submodule(name)
             weight = packed.weights[f"{name}.weight"].float().requires_grad_()
             bias = packed.weights[f"{name}.bias"].float()
-            by_hand = quantized_linear(x, weight, bias, recipe=recipe, backward=mode)
+            by_hand = quantized_linear(x, weight, bias, quantizer=quantizer, backward=mode)
             assert torch.equal(output, by_hand), name
             dy = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
             [want] = torch.autograd.grad(by_hand, weight, dy)
@@ -343,11 +343,11 @@ def test_a_linear_is_quantized_linear_of_the_files_weight(
             assert torch.equal(got, want), f"{name}: gradient of {mode}"
 
 
-@pytest.mark.parametrize(("precision", "recipe"), RECIPES)
+@pytest.mark.parametrize(("precision", "quantizer"), QUANTIZERS)
 def test_experts_are_quantized_grouped_mms_of_the_files_weights(
-    precision: Precision, recipe: Recipe
+    precision: Precision, quantizer: Quantizer
 ) -> None:
-    for mode in modes_of(recipe):
+    for mode in modes_of(quantizer):
         packed = converted("qwen3_moe", precision, mode)
         calls = recorded_calls(packed)
         for layer in ALL:
@@ -361,7 +361,9 @@ def test_experts_are_quantized_grouped_mms_of_the_files_weights(
             }
 
             def multiply(x: Tensor, part: str, stacked=stacked, ends=ends, mode=mode) -> Tensor:
-                return quantized_grouped_mm(x, stacked[part], ends, recipe=recipe, backward=mode)
+                return quantized_grouped_mm(
+                    x, stacked[part], ends, quantizer=quantizer, backward=mode
+                )
 
             hidden = F.silu(multiply(rows, "gate_proj")) * multiply(rows, "up_proj")
             by_hand = multiply(hidden, "down_proj")
@@ -388,8 +390,10 @@ def test_unquantized_projections_of_experts_stay_exact() -> None:
             for e, part in enumerate(rows[a:b] for a, b in pairwise(starts))
         ]
     )
-    recipe = NVFP4Recipe("four_over_six", "16x16")
-    assert torch.equal(output, quantized_grouped_mm(hidden, module.down_proj, ends, recipe=recipe))
+    quantizer = NVFP4Quantizer("four_over_six", "16x16")
+    assert torch.equal(
+        output, quantized_grouped_mm(hidden, module.down_proj, ends, quantizer=quantizer)
+    )
 
 
 def test_all_backward_modes_have_one_forward() -> None:
@@ -563,14 +567,14 @@ def test_shards_quantize_to_slices(precision: Any, axis: str) -> None:
     packed = converted("qwen3", precision)
     name = "model.layers.1.mlp.up_proj.weight"
     full = codes_of(packed)
-    recipe, weight = quantizer_recipe(precision), packed.weights[name]
+    quantizer, weight = quantizer_of(precision), packed.weights[name]
     amax = full.get(f"{name}.global_amax")
     dim = 0 if axis == "rows" else 1
     codes, scales = full[f"{name}.codes"], full[f"{name}.block_scale"]
     others = 0
     for index, shard in enumerate(weight.chunk(2, dim)):
         for given in (amax, None):
-            rowwise = prepare_weight(shard, recipe, global_amax=given).rowwise
+            rowwise = prepare_weight(shard, quantizer, global_amax=given).rowwise
             mine = tensors_of(rowwise)[:2]
             same = all(
                 torch.equal(a.view(torch.uint8), b.chunk(2, dim)[index].view(torch.uint8))

@@ -12,14 +12,14 @@ from fos_rl.model.convert import QuantizedExperts, QuantizedLinear, keep_codes, 
 from fos_rl.model.moe import Experts
 from fos_rl.model.ops import FAST
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     prepare_weight,
     quantized_grouped_mm,
     quantized_linear,
 )
 
-RECIPE = NVFP4Recipe("four_over_six")
+QUANTIZER = NVFP4Quantizer("four_over_six")
 N, K = 96, 64
 X = torch.randn(20, K, generator=torch.Generator().manual_seed(5))
 NEW = torch.randn(N, K, generator=torch.Generator().manual_seed(6))
@@ -27,7 +27,7 @@ NEW = torch.randn(N, K, generator=torch.Generator().manual_seed(6))
 
 def linear() -> QuantizedLinear:
     torch.manual_seed(0)
-    return QuantizedLinear(nn.Linear(K, N, bias=False), RECIPE, "emulated", "high_precision")
+    return QuantizedLinear(nn.Linear(K, N, bias=False), QUANTIZER, "emulated", "high_precision")
 
 
 def step(optimizer: type[torch.optim.Optimizer], **options: bool) -> Callable[[nn.Module], None]:
@@ -90,7 +90,7 @@ WAYS: dict[str, Callable[[nn.Module], object]] = {
 
 def right(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     weight = module.weight if weight is None else weight
-    return quantized_linear(X.to(weight.dtype), weight, recipe=RECIPE)
+    return quantized_linear(X.to(weight.dtype), weight, quantizer=QUANTIZER)
 
 
 @pytest.mark.parametrize("prepared_before", [True, False], ids=["prepared", "at first use"])
@@ -187,13 +187,13 @@ def test_a_step_between_forward_and_backward_is_loud() -> None:
 def quantized(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The weights that were quantized."""
     seen: list[Tensor] = []
-    real = NVFP4Recipe.weight
+    real = NVFP4Quantizer.weight
 
-    def weight(recipe: NVFP4Recipe, w: Tensor, **options):
+    def weight(quantizer: NVFP4Quantizer, w: Tensor, **options):
         seen.append(w)
-        return real(recipe, w, **options)
+        return real(quantizer, w, **options)
 
-    monkeypatch.setattr(NVFP4Recipe, "weight", weight)
+    monkeypatch.setattr(NVFP4Quantizer, "weight", weight)
     return seen
 
 
@@ -236,8 +236,8 @@ def test_each_projection_of_experts_is_its_own() -> None:
     for parameter in experts.parameters():
         nn.init.normal_(parameter)
     names = ("gate_proj", "up_proj", "down_proj")
-    recipe = NVFP4Recipe("nvfp4")
-    module = QuantizedExperts(experts, names, recipe, "emulated", "high_precision")
+    quantizer = NVFP4Quantizer("nvfp4")
+    module = QuantizedExperts(experts, names, quantizer, "emulated", "high_precision")
     prepare_weights(module)
     ends = torch.tensor([4, 4, 20], dtype=torch.int32)
     held = {name: module.prepared(name) for name in names}
@@ -245,7 +245,7 @@ def test_each_projection_of_experts_is_its_own() -> None:
         module.up_proj[1].neg_()
     for name in names:
         rows = torch.randn(20, getattr(module, name).shape[-1])
-        want = quantized_grouped_mm(rows, getattr(module, name), ends, recipe=recipe)
+        want = quantized_grouped_mm(rows, getattr(module, name), ends, quantizer=quantizer)
         assert torch.equal(module.multiply(name, rows, ends), want)
         assert (module.prepared(name) is held[name]) == (name != "up_proj")
 
@@ -255,50 +255,50 @@ def test_each_projection_of_experts_is_its_own() -> None:
 
 def test_stale_codes_are_refused() -> None:
     weight = nn.Parameter(NEW.clone())
-    for recipe in (RECIPE, MXFP8Recipe()):
-        prepared = prepare_weight(weight, recipe)
-        quantized_linear(X, weight, recipe=recipe, quantized_weight=prepared)
+    for quantizer in (QUANTIZER, MXFP8Quantizer()):
+        prepared = prepare_weight(weight, quantizer)
+        quantized_linear(X, weight, quantizer=quantizer, quantized_weight=prepared)
         with torch.no_grad():
             weight.mul_(2)
         with pytest.raises(ValueError, match=r"quantized_weight is stale.*prepare_weight"):
-            quantized_linear(X, weight, recipe=recipe, quantized_weight=prepared)
+            quantized_linear(X, weight, quantizer=quantizer, quantized_weight=prepared)
         # Codes alone are the caller's.
-        quantized_linear(X, weight, recipe=recipe, quantized_weight=prepared.rowwise)
+        quantized_linear(X, weight, quantizer=quantizer, quantized_weight=prepared.rowwise)
     stack = torch.randn(2, N, K)
-    prepared = prepare_weight(stack, RECIPE)
+    prepared = prepare_weight(stack, QUANTIZER)
     stack[1, 0, 0] = 7
     with pytest.raises(ValueError, match="stale"):
         quantized_grouped_mm(
             X,
             stack,
             torch.tensor([5, 20], dtype=torch.int32),
-            recipe=RECIPE,
+            quantizer=QUANTIZER,
             quantized_weight=prepared,
         )
 
 
 def test_codes_of_another_weight_are_refused_and_of_an_equal_one_taken() -> None:
-    prepared = prepare_weight(NEW, RECIPE)
-    expected = quantized_linear(X, NEW, recipe=RECIPE)
+    prepared = prepare_weight(NEW, QUANTIZER)
+    expected = quantized_linear(X, NEW, quantizer=QUANTIZER)
     for same in (NEW, NEW.detach(), NEW.clone(), nn.Parameter(NEW)):
-        out = quantized_linear(X, same, recipe=RECIPE, quantized_weight=prepared)
+        out = quantized_linear(X, same, quantizer=QUANTIZER, quantized_weight=prepared)
         assert torch.equal(out, expected)
     for other in (-NEW, NEW.roll(1), NEW.bfloat16()):
         with pytest.raises(ValueError, match="stale"):
-            quantized_linear(X, other, recipe=RECIPE, quantized_weight=prepared)
+            quantized_linear(X, other, quantizer=QUANTIZER, quantized_weight=prepared)
 
 
-def test_codes_of_another_recipe_are_refused() -> None:
+def test_codes_of_another_quantizer_are_refused() -> None:
     """Bound and shape agree in each pair, so nothing else could tell."""
     for made, used in (
-        (NVFP4Recipe("four_over_six", "16x16"), NVFP4Recipe("four_over_six", "1x16")),
-        (NVFP4Recipe("four_over_six"), NVFP4Recipe("four_over_six", err_mode="mae")),
-        (NVFP4Recipe("nvfp4"), NVFP4Recipe("four_over_six", e4m3_scale_bound=448)),
-        (MXFP8Recipe("floor"), MXFP8Recipe("rceil")),
+        (NVFP4Quantizer("four_over_six", "16x16"), NVFP4Quantizer("four_over_six", "1x16")),
+        (NVFP4Quantizer("four_over_six"), NVFP4Quantizer("four_over_six", err_mode="mae")),
+        (NVFP4Quantizer("nvfp4"), NVFP4Quantizer("four_over_six", e4m3_scale_bound=448)),
+        (MXFP8Quantizer("floor"), MXFP8Quantizer("rceil")),
     ):
         prepared = prepare_weight(NEW, made)
         with pytest.raises(ValueError, match="was prepared as"):
-            quantized_linear(X, NEW, recipe=used, quantized_weight=prepared)
+            quantized_linear(X, NEW, quantizer=used, quantized_weight=prepared)
     # What concerns activations alone is free.
-    made = NVFP4Recipe("four_over_six", row_scaled_activation=False)
-    quantized_linear(X, NEW, recipe=RECIPE, quantized_weight=prepare_weight(NEW, made))
+    made = NVFP4Quantizer("four_over_six", row_scaled_activation=False)
+    quantized_linear(X, NEW, quantizer=QUANTIZER, quantized_weight=prepare_weight(NEW, made))

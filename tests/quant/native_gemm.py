@@ -45,12 +45,12 @@ def as_meta(t: Tensor) -> Tensor:
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
 
 
-def decoded(data: Tensor, scale: Tensor, recipe: ScalingType) -> Tensor:
+def decoded(data: Tensor, scale: Tensor, quantizer: ScalingType) -> Tensor:
     """fp32 [rows, k] of codes and swizzled scales."""
-    if recipe == ScalingType.BlockWise1x16:
+    if quantizer == ScalingType.BlockWise1x16:
         values, width = decoded_e2m1(data.view(torch.uint8)), 16
     else:
-        assert recipe == ScalingType.BlockWise1x32
+        assert quantizer == ScalingType.BlockWise1x32
         values, width = data.float(), 32
     rows, k = values.shape
     column_tiles = -(-(k // width) // 4)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     NVFP4Tensor,
     four_over_six_linear,
     four_over_six_quantize,
@@ -64,15 +64,15 @@ def test_tensors_elsewhere() -> None:
     }.items():
         with pytest.raises(ValueError, match=f"{name} is on meta, x on cpu"):
             four_over_six_linear(*arguments)
-    recipe, offs = NVFP4Recipe("nvfp4"), torch.tensor([20], dtype=torch.int32)
+    quantizer, offs = NVFP4Quantizer("nvfp4"), torch.tensor([20], dtype=torch.int32)
     with pytest.raises(ValueError, match="offs is on meta, x on cpu"):
-        quantized_grouped_mm(X, W[None], offs.to("meta"), recipe=recipe)
+        quantized_grouped_mm(X, W[None], offs.to("meta"), quantizer=quantizer)
 
 
 def test_no_experts() -> None:
     with pytest.raises(ValueError, match="at least one expert"):
         quantized_grouped_mm(
-            X, W[:0, None], torch.zeros(0, dtype=torch.int32), recipe=MXFP8Recipe()
+            X, W[:0, None], torch.zeros(0, dtype=torch.int32), quantizer=MXFP8Quantizer()
         )
 
 
@@ -87,7 +87,7 @@ def test_a_weight_has_one_amax(square: bool) -> None:
     offs = torch.tensor([20], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"global_amax of shape .*row_scaled=False"):
         quantized_grouped_mm(
-            X, w[None], offs, recipe=NVFP4Recipe("nvfp4", "1x16"), quantized_weight=stack
+            X, w[None], offs, quantizer=NVFP4Quantizer("nvfp4", "1x16"), quantized_weight=stack
         )
 
 
@@ -124,13 +124,13 @@ def test_nothing_is_multiplied_to_zeros(linear, mode: str, m: int, n: int, k: in
 
 
 @pytest.mark.parametrize("gemm_name", ["emulated", "fixed_tile"])
-@pytest.mark.parametrize("recipe", [NVFP4Recipe("nvfp4"), MXFP8Recipe()])
-def test_autocast_changes_no_bit(recipe, gemm_name) -> None:
+@pytest.mark.parametrize("quantizer", [NVFP4Quantizer("nvfp4"), MXFP8Quantizer()])
+def test_autocast_changes_no_bit(quantizer, gemm_name) -> None:
     results = []
     for enabled in (False, True):
         x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            out = quantized_linear(x, w, recipe=recipe, gemm=gemm_name)
+            out = quantized_linear(x, w, quantizer=quantizer, gemm=gemm_name)
         out.sum().backward()
         results.append((out.detach(), x.grad, w.grad))
     for plain, autocast in zip(*results, strict=True):

@@ -5,9 +5,9 @@ import torch
 from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
-    MXFP8Recipe,
+    MXFP8Quantizer,
     MXFP8Tensor,
-    NVFP4Recipe,
+    NVFP4Quantizer,
     four_over_six_grouped_mm,
     four_over_six_linear,
     mxfp8_grouped_mm,
@@ -177,23 +177,23 @@ def test_frozen_operands(mode):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "mode"),
+    ("quantizer", "mode"),
     [
-        pytest.param(NVFP4Recipe("four_over_six"), "dequantized", id="row"),
+        pytest.param(NVFP4Quantizer("four_over_six"), "dequantized", id="row"),
         pytest.param(
-            NVFP4Recipe("four_over_six", row_scaled_activation=False), "quantized", id="ten"
+            NVFP4Quantizer("four_over_six", row_scaled_activation=False), "quantized", id="ten"
         ),
-        pytest.param(MXFP8Recipe(), "quantized", id="mxfp8"),
+        pytest.param(MXFP8Quantizer(), "quantized", id="mxfp8"),
     ],
 )
-def test_prepared_weight(recipe, mode):
+def test_prepared_weight(quantizer, mode):
     x, w = normal(M, K).requires_grad_(), normal(3, N, K, seed=1).requires_grad_()
     results = []
-    prepared = prepare_weight(w, recipe, columnwise=mode == "quantized")
+    prepared = prepare_weight(w, quantizer, columnwise=mode == "quantized")
     for given in (None, prepared, prepared.rowwise):
         x.grad = w.grad = None
         out = quantized_grouped_mm(
-            x, w, offsets([16, 48, 60]), recipe=recipe, backward=mode, quantized_weight=given
+            x, w, offsets([16, 48, 60]), quantizer=quantizer, backward=mode, quantized_weight=given
         )
         out.backward(normal(M, N, seed=2))
         results.append((out.detach(), x.grad, w.grad))

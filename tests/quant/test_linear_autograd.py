@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fos_rl.kernels import quantize_ops
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     exact_operand,
     four_over_six_linear,
     four_over_six_mm,
@@ -24,7 +24,7 @@ from fos_rl.quant import (
     prepare_weight,
     quantized_grouped_mm,
     quantized_linear,
-    recipes,
+    quantizers,
 )
 
 MODES = ["quantized", "high_precision", "dequantized"]
@@ -48,7 +48,7 @@ def leaves(m: int = 40, k: int = 64, n: int = 96, dtype: torch.dtype = torch.bfl
     return tuple(t.to(dtype).requires_grad_() for t in tensors)
 
 
-def quantizers(linear, knobs):
+def operand_functions(linear, knobs):
     """(quantize x, quantize w, quantize dY, dequantize, real float64 values) of a linear's
     operands."""
     if linear is mxfp8_linear:
@@ -99,7 +99,7 @@ def test_forward_against_float64(linear, knobs, row):
     if linear is not mxfp8_linear:
         knobs = knobs | {"row_scaled_activation": row}
     x, w, b = leaves()
-    quantize_x, quantize_w, _, _, real = quantizers(linear, knobs)
+    quantize_x, quantize_w, _, _, real = operand_functions(linear, knobs)
     expected = real(quantize_x(x)) @ real(quantize_w(w)).T + b.double()
     within_bf16_rounding(linear(x, w, b, **knobs), expected)
     exact = linear(x.float(), w, b, **knobs)
@@ -124,7 +124,7 @@ def test_override_gradients_are_plain_gemms(linear, knobs, row, dtype):
     40."""
     if linear is not mxfp8_linear:
         knobs = knobs | {"row_scaled_activation": row}
-    quantize_x, quantize_w, _, dequantize, _ = quantizers(linear, knobs)
+    quantize_x, quantize_w, _, dequantize, _ = operand_functions(linear, knobs)
     dy = normal(40, 96, seed=3, dtype=dtype)
     for mode in ("high_precision", "dequantized"):
         x, w, b = leaves(dtype=dtype)
@@ -144,7 +144,7 @@ def test_quantized_gradients_against_float64(linear, knobs, m):
 
     One huge column and one huge row of dY make blocks along the wrong axis visible. M is padded.
     """
-    quantize_x, quantize_w, quantize_dy, _, real = quantizers(linear, knobs)
+    quantize_x, quantize_w, quantize_dy, _, real = operand_functions(linear, knobs)
     x, w, b = leaves(m)
     dy = normal(m, 96, seed=3)
     dy[:, 7] *= 300
@@ -261,18 +261,18 @@ def test_kernels_write_codes_only_for_a_wgrad_that_reads_them(monkeypatch, group
 
     def run(backward: str, row: bool) -> list[torch.Tensor]:
         a, b = (t.clone().requires_grad_() for t in (x, matrices))
-        recipe = NVFP4Recipe("four_over_six", row_scaled_activation=row)
+        quantizer = NVFP4Quantizer("four_over_six", row_scaled_activation=row)
         if grouped:
-            out = quantized_grouped_mm(a, b, offs, recipe=recipe, backward=backward)
+            out = quantized_grouped_mm(a, b, offs, quantizer=quantizer, backward=backward)
         else:
-            out = quantized_linear(a, b, recipe=recipe, backward=backward)
+            out = quantized_linear(a, b, quantizer=quantizer, backward=backward)
         if out.requires_grad:
             out.sum().backward()
         return [t for t in (out.detach(), a.grad, b.grad) if t is not None]
 
     cases = [(mode, row) for mode in MODES for row in ((False,) if mode == "quantized" else BOTH)]
     expected = [run(*case) for case in cases]
-    monkeypatch.setattr(recipes, "use_cute", lambda backend, x: True)
+    monkeypatch.setattr(quantizers, "use_cute", lambda backend, x: True)
     monkeypatch.setattr(quantize_ops, "quantize", quantize)
     for case, tensors in zip(cases, expected, strict=True):
         for found, reference in zip(run(*case), tensors, strict=True):
@@ -288,14 +288,14 @@ def test_kernels_write_codes_only_for_a_wgrad_that_reads_them(monkeypatch, group
 def test_prepared_weight(linear, knobs, mode, monkeypatch):
     """Quantized once: same outputs and gradients, and the forward quantizes it no more."""
     if linear is mxfp8_linear:
-        recipe = MXFP8Recipe()
+        quantizer = MXFP8Quantizer()
     else:
         scheme = "nvfp4" if linear is nvfp4_linear else "four_over_six"
-        recipe = NVFP4Recipe(scheme, **knobs)
+        quantizer = NVFP4Quantizer(scheme, **knobs)
     dy = normal(40, 96, seed=3)
     x, w, b = leaves()
     linear(x, w, b, backward=mode, **knobs).backward(dy)
-    prepared = prepare_weight(w, recipe, columnwise=mode == "quantized")
+    prepared = prepare_weight(w, quantizer, columnwise=mode == "quantized")
     for given in (prepared, prepared.rowwise):
         x2, w2, b2 = leaves()
         out = linear(x2, w2, b2, backward=mode, quantized_weight=given, **knobs)
@@ -307,14 +307,14 @@ def test_prepared_weight(linear, knobs, mode, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the prepared weight was quantized again")
 
-    monkeypatch.setattr(type(recipe), "weight", refuse)
-    quantized_linear(x, w, b, recipe=recipe, backward=mode, quantized_weight=prepared)
+    monkeypatch.setattr(type(quantizer), "weight", refuse)
+    quantized_linear(x, w, b, quantizer=quantizer, backward=mode, quantized_weight=prepared)
 
 
 def test_prepared_weight_must_fit():
     x, w, b = leaves()
-    other = prepare_weight(w, NVFP4Recipe("four_over_six", e4m3_scale_bound=448))
-    with pytest.raises(ValueError, match="e4m3_scale_bound 448, the recipe 256"):
+    other = prepare_weight(w, NVFP4Quantizer("four_over_six", e4m3_scale_bound=448))
+    with pytest.raises(ValueError, match="e4m3_scale_bound 448, the quantizer 256"):
         four_over_six_linear(x, w, b, quantized_weight=other)
     with pytest.raises(ValueError, match=r"NVFP4Tensor of shape \(96, 64\); weight .* MXFP8Tensor"):
         mxfp8_linear(x, w, b, quantized_weight=other)

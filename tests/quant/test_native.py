@@ -9,8 +9,8 @@ from quant_goldens import assert_bytes
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from fos_rl.quant import (
-    MXFP8Recipe,
-    NVFP4Recipe,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
     gemm,
     gemm_operand,
     grouped_autograd,
@@ -20,35 +20,35 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.gemm import raw_gemm
-from fos_rl.quant.recipes import Recipe
+from fos_rl.quant.quantizers import Quantizer
 
 MODES = ("quantized", "high_precision", "dequantized")
-RECIPES = [
-    pytest.param(NVFP4Recipe("four_over_six", "1x16"), id="four_over_six"),
+QUANTIZERS = [
+    pytest.param(NVFP4Quantizer("four_over_six", "1x16"), id="four_over_six"),
     pytest.param(
-        NVFP4Recipe("four_over_six", "1x16", "mae", 448, False), id="four_over_six per tensor"
+        NVFP4Quantizer("four_over_six", "1x16", "mae", 448, False), id="four_over_six per tensor"
     ),
-    pytest.param(NVFP4Recipe("nvfp4", row_scaled_activation=False), id="nvfp4 16x16 per tensor"),
-    pytest.param(NVFP4Recipe("nvfp4", "1x16"), id="nvfp4"),
-    pytest.param(MXFP8Recipe(), id="mxfp8"),
+    pytest.param(NVFP4Quantizer("nvfp4", row_scaled_activation=False), id="nvfp4 16x16 per tensor"),
+    pytest.param(NVFP4Quantizer("nvfp4", "1x16"), id="nvfp4"),
+    pytest.param(MXFP8Quantizer(), id="mxfp8"),
 ]
 # No row, one, an odd number of blocks of 16 with its padding, more than a tile of scales.
 ROWS = (0, 1, 37, 130)
 
 
-def weight_shapes(recipe: Recipe, mode: str) -> list[tuple[int, int]]:
+def weight_shapes(quantizer: Quantizer, mode: str) -> list[tuple[int, int]]:
     """(N, K) whose packed rows are 8, 16, 24 and 40 bytes, and N that are no multiple of 16."""
-    free = mode != "quantized" and getattr(recipe, "weight_block", "1x16") == "1x16"
-    if isinstance(recipe, MXFP8Recipe):
+    free = mode != "quantized" and getattr(quantizer, "weight_block", "1x16") == "1x16"
+    if isinstance(quantizer, MXFP8Quantizer):
         return [(32, 96), (96, 32), *([(8, 32), (40, 96)] if free else [])]
     return [(16, 48), (48, 16), (32, 80), (48, 32), *([(8, 32), (40, 48)] if free else [])]
 
 
 def cases():
-    for recipe in RECIPES:
+    for quantizer in QUANTIZERS:
         for mode in MODES:
-            if not (mode == "quantized" and recipe.values[0].row_scaled_activation):
-                yield pytest.param(recipe.values[0], mode, id=f"{recipe.id}-{mode}")
+            if not (mode == "quantized" and quantizer.values[0].row_scaled_activation):
+                yield pytest.param(quantizer.values[0], mode, id=f"{quantizer.id}-{mode}")
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,25 +67,27 @@ def native(monkeypatch):
     return stand_in
 
 
-@pytest.mark.parametrize(("recipe", "mode"), cases())
-def test_torch_takes_every_shape_of_a_linear(recipe: Recipe, mode: str) -> None:
+@pytest.mark.parametrize(("quantizer", "mode"), cases())
+def test_torch_takes_every_shape_of_a_linear(quantizer: Quantizer, mode: str) -> None:
     """On meta tensors torch's functions check what the CUDA ones would, without multiplying."""
-    for (n, k), m in itertools.product(weight_shapes(recipe, mode), ROWS):
+    for (n, k), m in itertools.product(weight_shapes(quantizer, mode), ROWS):
         x = torch.empty(m, k, device="meta", requires_grad=True)
         weight = torch.empty(n, k, device="meta", requires_grad=True)
-        out = quantized_linear(x, weight, recipe=recipe, gemm="native", backward=mode)
+        out = quantized_linear(x, weight, quantizer=quantizer, gemm="native", backward=mode)
         assert out.shape == (m, n)
         out.sum().backward()
         assert (x.grad.shape, weight.grad.shape) == ((m, k), (n, k))
 
 
-@pytest.mark.parametrize(("recipe", "mode"), cases())
-def test_torch_takes_every_shape_of_experts(recipe: Recipe, mode: str) -> None:
+@pytest.mark.parametrize(("quantizer", "mode"), cases())
+def test_torch_takes_every_shape_of_experts(quantizer: Quantizer, mode: str) -> None:
     offs = torch.tensor([0, 5, 5, 64, 70], dtype=torch.int32)
-    for n, k in weight_shapes(recipe, mode)[::3]:
+    for n, k in weight_shapes(quantizer, mode)[::3]:
         x = torch.empty(70, k, device="meta", requires_grad=True)
         weight = torch.empty(5, n, k, device="meta", requires_grad=True)
-        out = quantized_grouped_mm(x, weight, offs, recipe=recipe, gemm="native", backward=mode)
+        out = quantized_grouped_mm(
+            x, weight, offs, quantizer=quantizer, gemm="native", backward=mode
+        )
         out.sum().backward()
         assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
 
@@ -97,9 +99,17 @@ def test_torch_refuses_what_is_not_padded() -> None:
         data = [torch.empty(rows, num_bytes, device="meta", dtype=torch.uint8) for rows in (5, n)]
         a, b = (t.view(torch.float4_e2m1fn_x2) for t in data)
         scale = torch.empty(scale_rows * 4, device="meta", dtype=torch.float8_e4m3fn)
-        recipe, swizzle = ScalingType.BlockWise1x16, SwizzleType.SWIZZLE_32_4_4
+        scaling, swizzle = ScalingType.BlockWise1x16, SwizzleType.SWIZZLE_32_4_4
         scaled_mm(
-            a, b.t(), scale, recipe, scale, recipe, swizzle, swizzle, output_dtype=torch.float32
+            a,
+            b.t(),
+            scale,
+            scaling,
+            scale,
+            scaling,
+            swizzle,
+            swizzle,
+            output_dtype=torch.float32,
         )
 
     multiply(16, 16, 128)
@@ -116,14 +126,14 @@ def results(gemm_name: str, multiply, *operands: torch.Tensor) -> list[torch.Ten
     return [out.detach(), x.grad, weight.grad]
 
 
-@pytest.mark.parametrize(("recipe", "mode"), cases())
-def test_padding_changes_no_bit_of_a_linear(native, recipe: Recipe, mode: str) -> None:
+@pytest.mark.parametrize(("quantizer", "mode"), cases())
+def test_padding_changes_no_bit_of_a_linear(native, quantizer: Quantizer, mode: str) -> None:
     """Outputs and gradients equal those of the unpadded operands, summed in the same order."""
 
     def multiply(x: torch.Tensor, weight: torch.Tensor, name) -> torch.Tensor:
-        return quantized_linear(x, weight, recipe=recipe, gemm=name, backward=mode)
+        return quantized_linear(x, weight, quantizer=quantizer, gemm=name, backward=mode)
 
-    for (n, k), m in itertools.product(weight_shapes(recipe, mode), ROWS):
+    for (n, k), m in itertools.product(weight_shapes(quantizer, mode), ROWS):
         operands = (normal(m, k), normal(n, k, seed=1), normal(m, n, seed=2))
         native.shapes.clear()
         expected = results("emulated", multiply, *operands)
@@ -139,14 +149,14 @@ OFFSETS = [[0, 5, 5, 64, 70], [1, 49, 49], [33], [0, 0]]
 
 
 @pytest.mark.parametrize("ends", OFFSETS, ids=str)
-@pytest.mark.parametrize(("recipe", "mode"), cases())
-def test_padding_changes_no_bit_of_experts(native, recipe: Recipe, mode: str, ends) -> None:
+@pytest.mark.parametrize(("quantizer", "mode"), cases())
+def test_padding_changes_no_bit_of_experts(native, quantizer: Quantizer, mode: str, ends) -> None:
     offs = torch.tensor(ends, dtype=torch.int32)
 
     def multiply(x: torch.Tensor, weight: torch.Tensor, name) -> torch.Tensor:
-        return quantized_grouped_mm(x, weight, offs, recipe=recipe, gemm=name, backward=mode)
+        return quantized_grouped_mm(x, weight, offs, quantizer=quantizer, gemm=name, backward=mode)
 
-    for n, k in weight_shapes(recipe, mode)[:2]:
+    for n, k in weight_shapes(quantizer, mode)[:2]:
         operands = (normal(70, k), normal(len(ends), n, k, seed=1), normal(70, n, seed=2))
         native.shapes.clear()
         expected = results("emulated", multiply, *operands)
@@ -158,22 +168,24 @@ def test_padding_changes_no_bit_of_experts(native, recipe: Recipe, mode: str, en
             assert_bytes(a, b, f"{part} of N {n} K {k}")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_nan_stays_in_its_row(native, recipe: Recipe) -> None:
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_a_nan_stays_in_its_row(native, quantizer: Quantizer) -> None:
     """A pad is zero codes under zero scales, which multiply no NaN but their own row's."""
-    k = 96 if isinstance(recipe, MXFP8Recipe) else 48
+    k = 96 if isinstance(quantizer, MXFP8Quantizer) else 48
     x, weight = normal(5, k), normal(32, k, seed=1)
     x[2, 3] = torch.nan
-    out = raw_gemm(recipe.activation(x), recipe.weight(weight), "native")
-    wholly = getattr(recipe, "row_scaled_activation", True) or isinstance(recipe, MXFP8Recipe)
+    out = raw_gemm(quantizer.activation(x), quantizer.weight(weight), "native")
+    wholly = getattr(quantizer, "row_scaled_activation", True) or isinstance(
+        quantizer, MXFP8Quantizer
+    )
     assert out[2].isnan().all()
     assert out[[0, 1, 3, 4]].isnan().any() != wholly
 
 
 def test_codes_that_are_not_contiguous(native) -> None:
     """Every second row of others, and a slice whose first row lies at no multiple of 16 bytes."""
-    recipe = NVFP4Recipe("nvfp4", "1x16")
-    whole, weight = recipe.activation(normal(9, 48)), recipe.weight(normal(32, 48, seed=1))
+    quantizer = NVFP4Quantizer("nvfp4", "1x16")
+    whole, weight = quantizer.activation(normal(9, 48)), quantizer.weight(normal(32, 48, seed=1))
     for rows in (slice(1, 5), slice(0, 9, 2)):
         parts = (t[rows] for t in (whole.codes, whole.block_scale, whole.global_amax))
         part = type(whole)(*parts, whole.bound)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.diagnose.capture import capture
-from fos_rl.model.convert import quantizer_recipe
+from fos_rl.model.convert import quantizer_of
 from fos_rl.model.hf import read_architecture
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, Consistency, FourOverSix, ModelSpec, Mxfp8, Nvfp4, Precision
@@ -64,7 +64,7 @@ def _batch(lengths: list[int]) -> TrainBatch:
 
 def _expected(trainer: GrpoTrainer, batch: TrainBatch) -> dict[str, float]:
     """The definition, spelled out; rows are quantized one at a time where experts part them."""
-    recipe = quantizer_recipe(trainer.spec.precision)
+    quantizer = quantizer_of(trainer.spec.precision)
     lengths = [len(ids) for ids in batch.token_ids]
     trainer._sequences.set(lengths)
     with torch.no_grad(), capture(trainer.decoder) as trace:
@@ -74,8 +74,8 @@ def _expected(trainer: GrpoTrainer, batch: TrainBatch) -> dict[str, float]:
         )
 
     def both(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        x_q, w_q = recipe.activation(x), recipe.weight(weight.detach())
-        operands = (recipe.dequantize(t, torch.float32).double() for t in (x_q, w_q))
+        x_q, w_q = quantizer.activation(x), quantizer.weight(weight.detach())
+        operands = (quantizer.dequantize(t, torch.float32).double() for t in (x_q, w_q))
         return next(operands) @ next(operands).T, x.double() @ weight.detach().double().T
 
     def mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

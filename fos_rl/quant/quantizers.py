@@ -1,11 +1,11 @@
-"""What a quantized GEMM does with its operands: one recipe object per format.
+"""What a quantized GEMM does with its operands: one quantizer object per format.
 
-A recipe answers how activations, weights and output gradients are quantized; linear_autograd.py and
-grouped_autograd.py hold the autograd around it. Both recipes have the same methods, so that those
-two files know no format.
+A quantizer answers how activations, weights and output gradients are quantized; linear_autograd.py
+and grouped_autograd.py hold the autograd around it. Both quantizers have the same methods, so that
+those two files know no format.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,12 +28,12 @@ ActivationForms = Literal["codes", "operand", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class NVFP4Recipe:
+class NVFP4Quantizer:
     """Four-over-six or standard NVFP4 operands; gradients are always standard NVFP4, bound 448.
 
     Activations are 1x16 along K with one amax per tensor or per row; weights are 16x16 or 1x16
-    with one amax per matrix, never row-scaled. Example: the published RL recipe is
-    ``NVFP4Recipe("four_over_six", weight_block="1x16")`` and multiplies a token's row by its own
+    with one amax per matrix, never row-scaled. Example: the published RL setting is
+    ``NVFP4Quantizer("four_over_six", weight_block="1x16")`` and multiplies a token's row by its own
     amax.
     """
 
@@ -42,8 +42,6 @@ class NVFP4Recipe:
     err_mode: ErrMode = "mse"
     e4m3_scale_bound: E4M3ScaleBound = 256
     row_scaled_activation: bool = True
-    quantizer: Callable[..., NVFP4Tensor] | None = None
-    """Bit-equal implementation of four_over_six_quantize, such as a kernel; None: the reference."""
 
     block = 16
 
@@ -81,7 +79,7 @@ class NVFP4Recipe:
 
         The kernels make one or both in a pass; the reference makes codes.
         """
-        by_reference = self.quantizer or torch.compiler.is_compiling() or not use_cute("auto", x)
+        by_reference = torch.compiler.is_compiling() or not use_cute("auto", x)
         if forms == "codes" or by_reference:
             quantized = self.activation(x, amax=amax, amax_per_row=amax_per_row)
             return quantized, quantized
@@ -113,8 +111,7 @@ class NVFP4Recipe:
     ) -> NVFP4Tensor:
         if self.scheme == "nvfp4":
             return nvfp4_quantize(x, per_row, block=block, columnwise=columnwise, global_amax=amax)
-        quantize = self.quantizer or four_over_six_quantize
-        return quantize(
+        return four_over_six_quantize(
             x,
             block,
             self.err_mode,
@@ -134,7 +131,7 @@ class NVFP4Recipe:
         return nvfp4_dequantize(t, dtype)
 
     def rebuild(self, saved: Sequence[Tensor]) -> NVFP4Tensor:
-        """Return the tensor that codes, block_scale and global_amax of this recipe make."""
+        """Return the tensor that codes, block_scale and global_amax of this quantizer make."""
         codes, block_scale, global_amax = saved
         return NVFP4Tensor(codes, block_scale, global_amax, self._bound)
 
@@ -149,7 +146,7 @@ class NVFP4Recipe:
 
     @property
     def weight_encoding(self) -> tuple[object, ...]:
-        """What of the recipe decides a weight's codes."""
+        """What of the quantizer decides a weight's codes."""
         four_over_six = self.scheme == "four_over_six"
         return (self.scheme, self.weight_block, self._bound, self.err_mode if four_over_six else "")
 
@@ -157,8 +154,8 @@ class NVFP4Recipe:
         assert isinstance(t, NVFP4Tensor)
         if t.bound != self._bound:
             raise ValueError(
-                f"quantized_weight has e4m3_scale_bound {t.bound}, the recipe {self._bound}. "
-                "Prepare the weight with the recipe it is used with."
+                f"quantized_weight has e4m3_scale_bound {t.bound}, the quantizer {self._bound}. "
+                "Prepare the weight with the quantizer it is used with."
             )
         if t.global_amax.shape != (*t.shape[:-2], 1):
             raise ValueError(
@@ -168,10 +165,10 @@ class NVFP4Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class MXFP8Recipe:
+class MXFP8Quantizer:
     """MXFP8 operands in all three GEMMs. No global scale, so a row never depends on its batch.
 
-    Methods take amax and amax_per_row because those of NVFP4Recipe do, and use neither.
+    Methods take amax and amax_per_row because those of NVFP4Quantizer do, and use neither.
     """
 
     scale_mode: ScaleMode = "rceil"
@@ -233,14 +230,14 @@ class MXFP8Recipe:
 
     @property
     def weight_encoding(self) -> tuple[object, ...]:
-        """What of the recipe decides a weight's codes."""
+        """What of the quantizer decides a weight's codes."""
         return ("mxfp8", self.scale_mode)
 
     def check_prepared(self, t: QuantizedTensor) -> None:
         """MXFP8 carries no parameter that could disagree."""
 
 
-Recipe = NVFP4Recipe | MXFP8Recipe
+Quantizer = NVFP4Quantizer | MXFP8Quantizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,16 +246,16 @@ class QuantizedWeight:
 
     rowwise: [N, K] or [E, N, K], what the forward multiplies. columnwise: the form of the
     transpose, for backward "quantized"; None where no such backward runs. operand: the exact
-    operand of rowwise (gemm_operand), for speed; None decodes it in every forward. state and recipe
-    say what it was made of, so that it is not multiplied in another's place; None, as for codes
-    from elsewhere, leaves that to the caller.
+    operand of rowwise (gemm_operand), for speed; None decodes it in every forward. state and
+    quantizer say what it was made of, so that it is not multiplied in another's place; None, as for
+    codes from elsewhere, leaves that to the caller.
     """
 
     rowwise: QuantizedTensor
     columnwise: QuantizedTensor | None = None
     operand: Tensor | None = None
     state: WeightState | None = None
-    recipe: Recipe | None = None
+    quantizer: Quantizer | None = None
 
     def is_of(self, weight: Tensor) -> bool:
         """Whether it was made of weight as it is now, as far as is known."""
@@ -267,24 +264,24 @@ class QuantizedWeight:
 
 def prepare_weight(
     weight: Float[Tensor, "*experts n k"],
-    recipe: Recipe,
+    quantizer: Quantizer,
     *,
     columnwise: bool = False,
     operand: bool = True,
     global_amax: Float32[Tensor, "*experts 1"] | None = None,
 ) -> QuantizedWeight:
-    """Return the weight quantized as recipe says, to pass as quantized_weight with this weight.
+    """Return the weight quantized as quantizer says, to pass as quantized_weight with this weight.
 
     The values of weight are quantized as they are: cast a master weight to the synced dtype first.
     After a write to weight, prepare it again; with stale codes quantized_linear raises.
     global_amax is the full weight's, where weight is a shard.
     """
-    rowwise = recipe.weight(weight.detach(), amax=global_amax)
+    rowwise = quantizer.weight(weight.detach(), amax=global_amax)
     transposed = (
-        recipe.weight(weight.detach(), amax=global_amax, columnwise=True) if columnwise else None
+        quantizer.weight(weight.detach(), amax=global_amax, columnwise=True) if columnwise else None
     )
     decoded = gemm_operand(rowwise) if operand else None
-    return QuantizedWeight(rowwise, transposed, decoded, WeightState.of(weight), recipe)
+    return QuantizedWeight(rowwise, transposed, decoded, WeightState.of(weight), quantizer)
 
 
 def resolve_backward(backward: Backward | None, row_scaled_activation: bool) -> Backward:
