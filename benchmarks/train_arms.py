@@ -35,7 +35,7 @@ def modes(arm: str) -> list[str | None]:
 def run(family: str, arm: str, mode: str | None, scratch: Path) -> dict[str, Any]:
     recipe, knobs = ARMS[arm]
     settings = {"recipe": recipe().recipe, "compute_dtype": "float32", **knobs}
-    overrides = [f"model.path=random:{family}", "trainer.num_gpus=0", "generator.num_gpus=0"]
+    overrides = [f"model.path=random:{family}", "trainer.device=cpu", "generator.device=cpu"]
     overrides += [f"model.precision.{key}={str(value).lower()}" for key, value in settings.items()]
     if mode:
         overrides.append(f"trainer.backward_override={mode}")

@@ -73,7 +73,6 @@ def test_the_models_are_found() -> None:
         "RunConfig.steps",
         "TrainerConfig.lr",
         "TrainerConfig.save_every",
-        "GeneratorConfig.num_gpus",
         "TrainerConfig.betas",
         "StudyFile.seeds",
         "Mxfp8.first_layers_bf16",
@@ -157,7 +156,7 @@ def test_no_setting_takes_what_is_no_number_for_it(value: Any) -> None:
         ("eval.temperature=3", ["eval.temperature = 3", "0.01 to 2"]),
         ("seed=-1", ["seed = -1"]),
         ("seed=4611686018427387904", ["seed = 4611686018427387904"]),
-        ("trainer.num_gpus=true", ["trainer.num_gpus = true", "integer"]),
+        ("trainer.device=true", ["trainer.device = true", "'cpu'"]),
         ("eval.greedy=1", ["eval.greedy = 1", "boolean"]),
     ],
 )

@@ -40,7 +40,9 @@ def test_dry_run_checks_and_starts_nothing(capsys, tmp_path: Path) -> None:
         ("model.path=random:gpt2", ["model.path", "random:gpt2", "random:llama"]),
         ("rollout.top_p=0.9", ["rollout.top_p", "set 1.0"]),
         ("rollout.group_size=1", ["rollout.group_size", "use 2 or more"]),
-        ("trainer.num_gpus=1", ["trainer.num_gpus = 1", "only 0 GPUs", "set it to 0"]),
+        ("trainer.device=cuda", ["trainer.device = 'cuda'", "no GPU", "set it to 'cpu'"]),
+        ("trainer.num_gpus=0", ["trainer.num_gpus = 0", "trainer.device", "device = 'cpu'"]),
+        ("generator.num_gpus=1", ["generator.num_gpus = 1", "device = 'cuda'"]),
         ("rollout.max_prompt_tokens=3", ["rollout.max_prompt_tokens = 3", "raise it"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -67,9 +69,9 @@ def test_data_set_without_the_named_column(capsys, tmp_path: Path) -> None:
         ("auto", "auto", 0, (0, 0, False)),
         ("auto", "auto", 1, (1, 1, True)),
         ("auto", "auto", 8, (1, 1, False)),
-        (1, 1, 1, (1, 1, True)),
-        (0, 1, 1, (0, 1, False)),
-        (0, 0, 2, (0, 0, False)),
+        ("cuda", "cuda", 1, (1, 1, True)),
+        ("cpu", "cuda", 1, (0, 1, False)),
+        ("cpu", "cpu", 2, (0, 0, False)),
     ],
 )
 def test_placement(trainer, generator, available: int, expected: tuple) -> None:
@@ -77,8 +79,8 @@ def test_placement(trainer, generator, available: int, expected: tuple) -> None:
         {
             "model": {"path": "x"},
             "data": {"type": "arithmetic"},
-            "trainer": {"num_gpus": trainer},
-            "generator": {"num_gpus": generator},
+            "trainer": {"device": trainer},
+            "generator": {"device": generator},
         }
     )
     plan = plan_placement(config, available)

@@ -47,14 +47,14 @@ def exact_config(folder: Path, recipe: str) -> RunConfig:
             "trainer": {
                 "lr": 1e-3,
                 "microbatch_tokens": 2048,
-                "num_gpus": 0,
+                "device": "cpu",
                 "num_threads": 1,
             },
             "generator": {
                 "kv_cache_gib": 0.2,
                 "max_num_seqs": 16,
                 "max_num_batched_tokens": 128,
-                "num_gpus": 0,
+                "device": "cpu",
                 "num_threads": 1,
             },
         }

@@ -27,8 +27,8 @@ def plan(
     tree = {
         "model": {"path": f"random:{family}", "precision": precision, "consistency": consistency},
         "data": {"type": "vowels"},
-        "trainer": {"num_gpus": 0, **trainer},
-        "generator": {"num_gpus": 0},
+        "trainer": {"device": "cpu", **trainer},
+        "generator": {"device": "cpu"},
     }
     with planned(parse_config(tree)) as made:
         return made.notes
@@ -71,7 +71,7 @@ MISTAKES: list[tuple[dict[str, int], tuple[dict[str, Any], dict[str, Any]], list
         ({"recipe": "bf16"}, {**EXACT, "num_threads": 2}),
         ["trainer.num_threads = 2, generator.num_threads = None", "both the same"],
     ),
-    ({}, ({"recipe": "bf16"}, {**EXACT, "num_gpus": 1}), ["same kind"]),
+    ({}, ({"recipe": "bf16"}, {**EXACT, "device": "cuda"}), ["trainer.device", "the same value"]),
 ]
 
 
@@ -87,7 +87,7 @@ def test_every_listed_combination_is_refused(
     for family in FAMILIES.values():
         for name, width in widths.items():
             monkeypatch.setitem(family.tiny, name, width)
-    monkeypatch.setattr(launch, "count_gpus", lambda config: config.trainer.num_gpus)
+    monkeypatch.setattr(launch, "count_gpus", lambda config: int(config.trainer.device == "cuda"))
     with pytest.raises(ValueError, match=r".") as error:
         plan(precision, **trainer)
     for word in words:
@@ -134,8 +134,8 @@ def test_no_actor_starts_without_the_tensor_core(monkeypatch: pytest.MonkeyPatch
     tree = {
         "model": {"path": "random:qwen3", "precision": {**FOUR_OVER_SIX, "gemm": "native"}},
         "data": {"type": "vowels"},
-        "trainer": {"num_gpus": 0},
-        "generator": {"num_gpus": 0},
+        "trainer": {"device": "cpu"},
+        "generator": {"device": "cpu"},
     }
     with pytest.raises(ValueError, match=r"precision\.gemm = 'native': device is cpu.*set it"):
         launch.train(parse_config(tree), Path("never"))

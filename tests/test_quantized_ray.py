@@ -28,8 +28,8 @@ TREE: dict[str, Any] = {
         "max_new_tokens": 8,
         "max_prompt_tokens": 128,
     },
-    "trainer": {"lr": 1e-3, "num_gpus": 0, "num_threads": 1},
-    "generator": {"kv_cache_gib": 0.2, "max_num_seqs": 8, "num_gpus": 0, "num_threads": 1},
+    "trainer": {"lr": 1e-3, "device": "cpu", "num_threads": 1},
+    "generator": {"kv_cache_gib": 0.2, "max_num_seqs": 8, "device": "cpu", "num_threads": 1},
 }
 FOUR_OVER_SIX = {"recipe": "nvfp4_four_over_six", "compute_dtype": "float32"}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fos_rl.config import read_toml
+from fos_rl.config.stored import translate_stored
 from fos_rl.files.json_lines import JsonLines, read_run_lines, torn_tail
 from fos_rl.files.reading import read_json_object
 from fos_rl.run_folder.folder import read_metrics_lines
@@ -183,7 +184,7 @@ def _read_run(folder: Path, steps: list[dict[str, float]]) -> Run:
     file = folder / "config.toml"
     if not file.is_file():
         raise ValueError(f"{folder} has metrics but no config.toml; restore it or leave it out")
-    settings = flatten(read_toml(file, "restore it, or leave the run out"))
+    settings = flatten(translate_stored(read_toml(file, "restore it, or leave the run out")))
     seed = settings.get("seed", 0)
     return Run(
         path=folder,

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from fos_rl.config.run import section_models, tag_of
+from fos_rl.config.stored import RENAMED, device_of
 
 # What to do about it, where pydantic's rule alone does not tell.
 _TEMPERATURE = (
@@ -51,6 +52,9 @@ def explain_error(details: ErrorDetails, tree: dict[str, Any]) -> str:
         known = context.get("expected_tags") or ", ".join(_tags(name, key))
         tag = context.get("tag")
         return f"{name}.{key}: {f'{tag!r} is unknown' if tag else 'required'}; one of {known}"
+    if details["type"] == "extra_forbidden" and name in RENAMED:
+        key, device = RENAMED[name].split(".")[1], device_of(details["input"])
+        return f"{name} = {details['input']!r}: it is {RENAMED[name]} now; write {key} = {device!r}"
     if details["type"] == "extra_forbidden":
         known = _known_fields(names[:-1], parts)
         close = difflib.get_close_matches(names[-1], known, n=1, cutoff=0.5)

@@ -36,8 +36,8 @@ IMPOSSIBLE = {
     "tokens; use 'emulated'",
     "consistency = 'exact' with different num_threads of trainer and generator": "a CPU may split "
     "a product, and its sums, by threads; give both the same",
-    "consistency = 'exact' with one host on a CPU and one on a GPU": "they add in other orders; "
-    "put both on the same kind",
+    "consistency = 'exact' with trainer and generator on different devices": "they add in other "
+    "orders; give trainer.device and generator.device the same value",
 }
 
 

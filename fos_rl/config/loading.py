@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from fos_rl.config.errors import explain_error
 from fos_rl.config.run import RunConfig, section_models, tag_of
 from fos_rl.config.shipped import config_names, find_config
+from fos_rl.config.stored import is_stored, translate_stored
 from fos_rl.files.reading import read_text
 
 
@@ -28,13 +29,13 @@ def load_config(
         ValueError: naming each wrong field, its value, the rule and the remedy.
     """
     hint = f"give a file, or one of {', '.join(config_names())}"
-    return resolve_config(read_toml(find_config(path), hint), overrides, recipe)
+    return resolve_config(_read_config(find_config(path), hint), overrides, recipe)
 
 
 def other_arm(path: str | Path, overrides: Sequence[str], recipe: str | None) -> RunConfig:
     """`load_config` for a forward alone: how the file's run differentiates may not fit another
     recipe, and is in no forward."""
-    tree = read_toml(Path(path), "give the config of the arm")
+    tree = _read_config(Path(path), "give the config of the arm")
     tree.get("trainer", {}).pop("backward_override", None)
     return resolve_config(tree, overrides, recipe)
 
@@ -61,6 +62,11 @@ def read_toml(path: Path, hint: str) -> dict[str, Any]:
     if not tree:
         raise ValueError(f"{path} is empty; {hint}")
     return tree
+
+
+def _read_config(file: Path, hint: str) -> dict[str, Any]:
+    tree = read_toml(file, hint)
+    return translate_stored(tree) if is_stored(file) else tree
 
 
 OUTDATED_MODEL = "model.outdated"

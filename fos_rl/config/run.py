@@ -26,6 +26,7 @@ from fos_rl.spec import (
 # given.
 Temperature = Annotated[float, Field(ge=0.01, le=2)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Device = Literal["auto", "cpu", "cuda"]
 Threads = Annotated[int, Field(gt=0, le=4096)]
 # The engine multiplies seeds modulo 2^62: up to there each gives samples of its own.
 Seed = Annotated[int, Field(ge=0, lt=2**62)]
@@ -177,16 +178,16 @@ class TrainerConfig(Frozen):
     """How quantized layers differentiate: quantized multiplies quantized gradients, high_precision
     the original weights and activations, dequantized the very operands of the forward. By default
     quantized, or high_precision where activations are row-scaled. It changes no forward."""
-    num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
-    """0 runs on the CPU; auto takes a GPU when there is one."""
+    device: Device = "auto"
+    """auto takes a GPU where there is one, and else the CPU."""
     num_threads: Threads | None = None
     """CPU threads of the trainer; by default the cores it shares with the generator."""
     parallel: ParallelConfig = ParallelConfig()
 
 
 class GeneratorConfig(Frozen):
-    num_gpus: Literal["auto"] | Annotated[int, Field(ge=0, le=1)] = "auto"
-    """0 runs vLLM's CPU build; auto takes a GPU when there is one."""
+    device: Device = "auto"
+    """auto takes a GPU where there is one, and else the CPU, which needs vLLM's CPU build."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] = 1.0
     """Memory of the paged key-value cache."""
     max_num_seqs: Positive = 256

@@ -53,7 +53,7 @@ def open_scene(config: RunConfig, run: Path | None) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
         spec = model_spec(config, folder)
-        on_gpu = config.trainer.num_gpus != 0 and torch.cuda.is_available()
+        on_gpu = config.trainer.device != "cpu" and torch.cuda.is_available()
         yield Scene(
             config=config,
             spec=spec,

@@ -48,8 +48,8 @@ def check_precision(
 def _check_exact(spec: ModelSpec, devices: set[str]) -> None:
     if len(devices) > 1:
         raise ValueError(
-            "trainer.num_gpus and generator.num_gpus with model.consistency = 'exact': one host is "
-            "on a CPU and one on a GPU, which add in other orders; put both on the same kind"
+            "trainer.device and generator.device with model.consistency = 'exact': one is a CPU "
+            "and one a GPU, which add in other orders; give both the same value"
         )
     if "cuda" in devices and spec.architecture.vocab_size % 4:
         raise ValueError(

@@ -25,7 +25,7 @@ from fos_rl.quant.quantizers import (
     resolve_backward,
 )
 
-# The names of version 0.1.0; a recipe is a ready-made partial config file since.
+# Earlier names of the same; a recipe is a ready-made partial config file since.
 MXFP8Recipe, NVFP4Recipe = MXFP8Quantizer, NVFP4Quantizer
 
 __all__ = [

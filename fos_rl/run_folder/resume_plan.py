@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fos_rl.config import RunConfig, load_config, parse_config
+from fos_rl.config.stored import translate_stored
 from fos_rl.files.json_lines import JsonLines
 from fos_rl.files.reading import read_json_object
 from fos_rl.run_folder.find_checkpoint import Found, find_checkpoint
@@ -71,7 +72,11 @@ def plan_resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = Fals
     config = load_config(run / "config.toml", overrides)
     # The checkpoint knows what it was made under, whoever edited config.toml since.
     settings = found.checkpoint.settings
-    before = load_config(run / "config.toml") if settings is None else parse_config(settings)
+    before = (
+        load_config(run / "config.toml")
+        if settings is None
+        else parse_config(translate_stored(settings))
+    )
     changes = check_resumed(before, config, str(run))
     step = found.checkpoint.step
     if step > config.steps:

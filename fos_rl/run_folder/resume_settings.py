@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "trainer.microbatch_tokens": _PLACE,
     "trainer.log_prob_chunk_tokens": _PLACE,
     "trainer.save_every": "how much a crash can cost",
-    "trainer.num_gpus": _PLACE,
+    "trainer.device": _PLACE,
     "trainer.num_threads": _PLACE,
     "trainer.parallel": _PLACE,
     "generator": _PLACE,

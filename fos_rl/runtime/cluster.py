@@ -70,22 +70,16 @@ def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
     """Where the hosts run: a GPU each, one shared, or the CPU.
 
     Raises:
-        ValueError: when a host asks for more GPUs than there are.
+        ValueError: when one of them asks for a GPU and there is none.
     """
     gpus: dict[str, int] = {}
-    for host, wanted in (
-        ("trainer", config.trainer.num_gpus),
-        ("generator", config.generator.num_gpus),
-    ):
-        if isinstance(wanted, str):  # auto
-            gpus[host] = min(1, available_gpus)
-            continue
-        if wanted > available_gpus:
+    for name, settings in (("trainer", config.trainer), ("generator", config.generator)):
+        if settings.device == "cuda" and not available_gpus:
             raise ValueError(
-                f"{host}.num_gpus = {wanted}: only {available_gpus} GPUs are available; set it to "
-                f"{available_gpus} or leave it out to use what is there"
+                f"{name}.device = 'cuda': no GPU is available; set it to 'cpu', or leave it out "
+                "to use what is there"
             )
-        gpus[host] = wanted
+        gpus[name] = 0 if settings.device == "cpu" else min(1, available_gpus)
     return Placement(
         trainer_gpus=gpus["trainer"],
         generator_gpus=gpus["generator"],
