@@ -15,12 +15,12 @@ part() {  # part LIMIT_S NAME COMMAND...
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   part 120 "bitwise" env TORCH_COMPILE_DISABLE=0 python3 -m pytest -q -n 8 --dist worksteal -p no:benchmark \
     tests/kernels/test_bitwise.py tests/kernels/test_fixed_tile.py tests/quant/test_cuda.py tests/model/test_cuda.py
-  part 180 "quantize" python3 benchmarks/quantize.py --out "$out/quantize"
-  part 60 "memcheck, bare" python3 tests/kernels/memcheck.py
+  part 180 "quantize" python3 -m benchmarks.quantize --out "$out/quantize"
+  part 60 "memcheck, bare" python3 -m tests.kernels.memcheck
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2> /dev/null | head -1)
   if [ -n "$sanitizer" ]; then
     part 200 "memcheck" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool memcheck --report-api-errors no \
-      --error-exitcode 9 python3 tests/kernels/memcheck.py
+      --error-exitcode 9 python3 -m tests.kernels.memcheck
   fi
   part 30 "quantized linear" python3 benchmarks/quantized_linear.py --device cuda --repeats 5 --out "$out"
 } | tee "$out/check_gpu.txt"

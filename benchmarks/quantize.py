@@ -1,8 +1,8 @@
 """How fast the NVFP4 kernels are: beside a device copy, the eager reference and torch.compile.
 
-    python benchmarks/quantize.py                       # everything, some minutes
-    python benchmarks/quantize.py --only forms kinds    # parts: forms kinds shapes small linear
-    python benchmarks/quantize.py --out benchmarks/results/quantize_h200
+    python -m benchmarks.quantize                       # everything, some minutes
+    python -m benchmarks.quantize --only forms kinds    # parts: forms kinds shapes small linear
+    python -m benchmarks.quantize --out benchmarks/results/quantize_h200
 
 Share is the bandwidth of a kernel (input read once, outputs written once) over that of a copy of
 the same input in the same run. The reference under torch.compile is not legal (it changes bits);
@@ -34,9 +34,7 @@ from fos_rl.quant import (
     quantized_linear,
 )
 from fos_rl.quant.backend import Backend
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "kernels"))
-from kernel_data import make
+from tests.kernels.kernel_data import make
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FORMS = {
@@ -360,7 +358,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "driver": driver,
         "torch": torch.__version__,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python -m benchmarks.quantize", *sys.argv[1:]]),
     }
     results: dict[str, list[dict]] = {}
     text = " · ".join(f"{name} {value}" for name, value in about.items()) + "\n"

@@ -1,8 +1,8 @@
 """Exact mode in both hosts: log-probs equal to the last bit, through real vLLM in this process.
 
 Axes: family (dense, experts) x recipe in fp32 compute, and one recipe each in bf16 compute, which
-this CPU emulates. tests/test_exact_ray.py has the two pairs that are not here, and more of them,
-through Ray. Prompts are shorter and longer than a
+this CPU emulates. tests/runtime/test_exact_ray.py has the two pairs that are not here, and more of
+them, through Ray. Prompts are shorter and longer than a
 cache block (32 tokens), half of them share a prefix of 300 tokens that is computed once and then
 hit in the cache, and an engine step takes 128 tokens, so that prompts are split and share steps
 with decoding. Two policy versions.

@@ -4,8 +4,9 @@ import struct
 
 import numpy as np
 import torch
-from ptx_machine import Machine
 from torch import Tensor
+
+from tests.kernels.ptx_machine import Machine
 
 KINDS = (
     "normal", "heavy", "half_zeros", "zeros", "ties", "wide", "wide_blocks", "ternary", "one_hot",

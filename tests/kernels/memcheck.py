@@ -1,6 +1,6 @@
 """Every kernel on shapes that fill no tile, for compute-sanitizer to watch its accesses.
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python tests/kernels/memcheck.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python -m tests.kernels.memcheck
 
 Without the caching allocator every tensor is an allocation of its own, so that an access past its
 end is one that memcheck sees. Run it once without the tool before, which compiles the kernels.
@@ -10,10 +10,10 @@ Their bits are compared by test_bitwise.py.
 import itertools
 
 import torch
-from kernel_data import make
 from torch import Tensor
 
 from fos_rl.kernels import compile_cache, quantize_ops
+from tests.kernels.kernel_data import make
 
 LAYOUTS = {
     "blocks", "rows", "parts", "flat", "square", "rowwise", "columnwise", "columnwise_square",

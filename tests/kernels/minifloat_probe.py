@@ -8,10 +8,10 @@ import cutlass.cute as cute
 import numpy as np
 from cutlass import Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
-from kernel_data import tensor_argument
-from ptx_machine import Machine
 
 from fos_rl.kernels import minifloat, ptx
+from tests.kernels.kernel_data import tensor_argument
+from tests.kernels.ptx_machine import Machine
 
 THREADS = 128
 

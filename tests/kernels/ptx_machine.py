@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from ptx_arithmetic import OPERATIONS
+
+from tests.kernels.ptx_arithmetic import OPERATIONS
 
 _LABEL = re.compile(r"^(\$\w+):")
 _SIZES = {

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from ptx_arithmetic import fma
 
 from fos_rl.kernels.availability import missing_package
+from tests.kernels.ptx_arithmetic import fma
 
 pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missing_package()))
 

@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from kernel_data import KINDS, make
 
 from fos_rl.quant import (
     NVFP4Tensor,
@@ -15,6 +14,7 @@ from fos_rl.quant import (
     nvfp4_quantize,
 )
 from fos_rl.quant.grouped_gemm import group_of_rows, per_row
+from tests.kernels.kernel_data import KINDS, make
 
 pytestmark = [
     pytest.mark.gpu,

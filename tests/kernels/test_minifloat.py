@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from ptx_arithmetic import OPERATIONS
 
 from fos_rl.kernels.availability import missing_package
+from tests.kernels.ptx_arithmetic import OPERATIONS
 
 # With instructions, and with arithmetic in their place.
 ARCHS = ("sm_90a", "sm_80")
@@ -16,7 +16,7 @@ def converted(request, tmp_path_factory):
     """A function from words a and b to the probe's results."""
     if missing_package() is not None:
         pytest.skip(str(missing_package()))
-    from minifloat_probe import compile_probe, run_probe
+    from tests.kernels.minifloat_probe import compile_probe, run_probe
 
     text = compile_probe(request.param, tmp_path_factory.mktemp("probe"))
     has_instruction = "cvt.rn.satfinite.e4m3x2" in text

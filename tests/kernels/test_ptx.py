@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kernel_data import KINDS, make, run_decoder, run_group_amax, run_quantizer
 
 from fos_rl.kernels.availability import ARCHITECTURES, missing_package
 from fos_rl.quant import (
@@ -23,6 +22,7 @@ from fos_rl.quant import (
     nvfp4_quantize,
 )
 from fos_rl.quant.grouped_gemm import group_amax, group_of_rows
+from tests.kernels.kernel_data import KINDS, make, run_decoder, run_group_amax, run_quantizer
 
 pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missing_package()))
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from decoders import Packed, random_samples, tiny
 from torch import Tensor, nn
 
 from fos_rl.model import transport
@@ -46,6 +45,7 @@ from fos_rl.quant.quantizers import Backward, Quantizer
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 from fos_rl.trainer import masters
 from fos_rl.trainer.masters import Masters
+from tests.support.decoders import Packed, random_samples, tiny
 
 ATTENTION = [f"self_attn.{p}_proj" for p in "qkvo"]
 DENSE_MLP = [f"mlp.{p}_proj" for p in ("gate", "up", "down")]

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from decoders import FAMILIES, random_samples, tiny
 
 from fos_rl.model import packed_attention, unquantized_matmul
 from fos_rl.model.checksum import checksum
 from fos_rl.model.packed_attention import PackedAttention, PackedSequences
 from fos_rl.model.unquantized_matmul import fp32_matmul
+from tests.support.decoders import FAMILIES, random_samples, tiny
 
 pytestmark = [
     pytest.mark.gpu,

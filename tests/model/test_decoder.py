@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from decoders import FAMILIES, Packed, random_samples, tiny, transformers_model
 from torch import nn
 
 from fos_rl.model.decoder import Decoder, RMSNorm
 from fos_rl.model.hf import load_hf_weights, named_hf_weights
 from fos_rl.model.ops import FAST
 from fos_rl.model.tiny import tiny_config
+from tests.support.decoders import FAMILIES, Packed, random_samples, tiny, transformers_model
 
 # Two fp32 computations in different orders: each of about 10 matmuls on the path rounds at 2^-24,
 # relative to terms of size 1 to 10 in sums of 64 to 128: about 10 * sqrt(128) * 2^-24 * 10 = 7e-5

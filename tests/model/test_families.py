@@ -4,12 +4,12 @@ from fnmatch import fnmatchcase
 from typing import get_args
 
 import pytest
-from decoders import tiny
 
 from fos_rl.model.families import FAMILIES, family_of
 from fos_rl.model.hf import parse_architecture
 from fos_rl.model.tiny import tiny_config
 from fos_rl.spec import Family
+from tests.support.decoders import tiny
 
 # Qwen/Qwen2.5-0.5B-Instruct and Qwen/Qwen2.5-7B-Instruct, config.json as published.
 QWEN25_05B = {

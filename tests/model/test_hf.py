@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import FAMILIES, random_samples, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fos_rl.model.hf import (
@@ -21,6 +20,7 @@ from fos_rl.model.hf import (
 )
 from fos_rl.model.tiny import tiny_config, write_tiny_model
 from fos_rl.spec import ModelSpec, RopeScaling
+from tests.support.decoders import FAMILIES, random_samples, tiny
 
 LLAMA3 = {
     "factor": 8.0,

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from decoders import tiny
 
 from fos_rl.model import unquantized_matmul
 from fos_rl.model.moe import SparseMlp, route
 from fos_rl.model.ops import FAST
 from fos_rl.model.unquantized_matmul import grouped_linear
 from fos_rl.spec import Architecture
+from tests.support.decoders import tiny
 
 
 def layer(**changes: object) -> SparseMlp:

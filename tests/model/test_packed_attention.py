@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from decoders import FAMILIES, random_samples, tiny
 
 from fos_rl.model.packed_attention import PackedAttention, PackedSequences
+from tests.support.decoders import FAMILIES, random_samples, tiny
 
 
 def brute_force(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from decoders import tiny
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fos_rl.model.rope import RotaryTable, inverse_frequencies, rotate
 from fos_rl.spec import RopeScaling
+from tests.support.decoders import tiny
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 import torch
-from decoders import FAMILIES, random_samples, tiny
 
 from fos_rl.model.hf import write_model
 from fos_rl.model.tiny import write_tiny_model
+from tests.support.decoders import FAMILIES, random_samples, tiny
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import FAMILIES, random_samples, tiny
 from transformers import AutoTokenizer
 
 from fos_rl.model.tiny import VOCAB_SIZE, write_tiny_model
+from tests.support.decoders import FAMILIES, random_samples, tiny
 
 
 def digests(folder: Path) -> dict[str, str]:

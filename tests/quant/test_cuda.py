@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     exact_operand,
@@ -17,6 +16,7 @@ from fos_rl.quant import (
     nvfp4_linear,
     nvfp4_quantize,
 )
+from tests.quant.quant_goldens import assert_bytes
 
 pytestmark = [
     pytest.mark.gpu,

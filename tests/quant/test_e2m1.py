@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy_nvfp4 import E2M1, nearest
 
 from fos_rl.quant.e2m1 import (
     E2M1_MAGNITUDES,
@@ -12,6 +11,7 @@ from fos_rl.quant.e2m1 import (
     pack_signs,
     round_to_e2m1_,
 )
+from tests.quant.numpy_nvfp4 import E2M1, nearest
 
 MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 

@@ -1,12 +1,8 @@
 """Four-over-six: a second implementation, and properties that need no vectors."""
 
 import numpy as np
-import numpy_nvfp4
 import pytest
 import torch
-from numpy_nvfp4 import E4M3, fold, nearest, row_errors
-from numpy_nvfp4 import quantize as numpy_quantize
-from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     NVFP4Tensor,
@@ -14,6 +10,10 @@ from fos_rl.quant import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
+from tests.quant import numpy_nvfp4
+from tests.quant.numpy_nvfp4 import E4M3, fold, nearest, row_errors
+from tests.quant.numpy_nvfp4 import quantize as numpy_quantize
+from tests.quant.quant_goldens import assert_bytes
 
 KNOBS = [
     pytest.param(block, bound, mode, row, id=f"{block}-{bound}-{mode}-{'row' if row else 'ten'}")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     NVFP4Tensor,
@@ -14,6 +13,7 @@ from fos_rl.quant import (
     swizzle_scales,
 )
 from fos_rl.quant.gemm import fp32_mm, quantized_gemm
+from tests.quant.quant_goldens import assert_bytes
 
 
 def real_values(t: NVFP4Tensor) -> torch.Tensor:

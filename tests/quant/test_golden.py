@@ -3,13 +3,19 @@ tests/golden/README.md."""
 
 import pytest
 import torch
-from quant_goldens import assert_bytes, inputs, load_golden, load_hand_cases, parse_combo
 
 from fos_rl.quant import (
     NVFP4Tensor,
     four_over_six_quantize,
     nvfp4_dequantize,
     nvfp4_quantize,
+)
+from tests.quant.quant_goldens import (
+    assert_bytes,
+    inputs,
+    load_golden,
+    load_hand_cases,
+    parse_combo,
 )
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     MXFP8Quantizer,
@@ -19,6 +18,7 @@ from fos_rl.quant import (
 )
 from fos_rl.quant.gemm import fp32_mm, gemm_operand
 from fos_rl.quant.grouped_gemm import group_amax, group_of_rows
+from tests.quant.quant_goldens import assert_bytes
 
 M, K, N = 70, 64, 96
 MODES = ["quantized", "high_precision", "dequantized"]

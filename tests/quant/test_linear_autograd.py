@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from quant_goldens import assert_bytes
 from torch.utils.checkpoint import checkpoint
 
 from fos_rl.kernels import quantize_ops
@@ -26,6 +25,7 @@ from fos_rl.quant import (
     quantized_linear,
     quantizers,
 )
+from tests.quant.quant_goldens import assert_bytes
 
 MODES = ["quantized", "high_precision", "dequantized"]
 BOTH = (True, False)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from quant_goldens import assert_bytes, inputs, load_golden
 
 from fos_rl.quant import MXFP8Tensor, mxfp8_dequantize, mxfp8_quantize
+from tests.quant.quant_goldens import assert_bytes, inputs, load_golden
 
 
 @pytest.mark.parametrize("mode", ["floor", "rceil"])

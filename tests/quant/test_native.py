@@ -4,8 +4,6 @@ import itertools
 
 import pytest
 import torch
-from native_gemm import CheckedScaledMm, ordered_mm
-from quant_goldens import assert_bytes
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from fos_rl.quant import (
@@ -21,6 +19,8 @@ from fos_rl.quant import (
 )
 from fos_rl.quant.gemm import raw_gemm
 from fos_rl.quant.quantizers import Quantizer
+from tests.quant.native_gemm import CheckedScaledMm, ordered_mm
+from tests.quant.quant_goldens import assert_bytes
 
 MODES = ("quantized", "high_precision", "dequantized")
 QUANTIZERS = [

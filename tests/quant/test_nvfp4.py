@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy_nvfp4 import quantize as numpy_quantize
-from quant_goldens import assert_bytes
 
 from fos_rl.quant import (
     NVFP4Tensor,
@@ -13,6 +11,8 @@ from fos_rl.quant import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
+from tests.quant.numpy_nvfp4 import quantize as numpy_quantize
+from tests.quant.quant_goldens import assert_bytes
 
 
 def sample(kind: str) -> torch.Tensor:

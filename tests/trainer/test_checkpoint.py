@@ -22,7 +22,7 @@ from fos_rl.trainer.checkpoint import (
     save_checkpoint,
 )
 from fos_rl.trainer.trainer import GrpoTrainer
-from tests.test_whole_files import no_file_above
+from tests.files.test_whole_files import no_file_above
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from metric_keys import unknown_keys
 from safetensors.torch import load_file, save_file
 
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
@@ -23,6 +22,7 @@ from fos_rl.trainer.health import is_uniform
 from fos_rl.trainer.step_metrics import is_sound
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import TrainBatch
+from tests.support.metric_keys import unknown_keys
 
 Edit = Callable[[dict[str, torch.Tensor]], None]
 

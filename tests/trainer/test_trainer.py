@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from metric_keys import unknown_keys
 
 from fos_rl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from fos_rl.model.hf import read_architecture, read_weights
@@ -15,6 +14,7 @@ from fos_rl.model.transport import unpack_weights
 from fos_rl.spec import Bf16, ModelSpec
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import TrainBatch
+from tests.support.metric_keys import unknown_keys
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from metric_keys import unknown_keys
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,8 +31,9 @@ from fos_rl.runtime.launch import resume, train
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.trainer import GrpoTrainer
 from fos_rl.types import Prompt, Rollout
+from tests.support.metric_keys import unknown_keys
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TINY_MOE = ROOT / "configs" / "tiny_moe.toml"
 
 QUANTILES = ("p50", "p90", "p99", "max")

@@ -15,7 +15,7 @@ from fos_rl.run_folder.resume_plan import plan_resume
 from fos_rl.trainer.checkpoint import STATE, checkpoint_folder
 from fos_rl.types import StepRecord
 
-TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
+TINY = Path(__file__).parents[2] / "configs" / "tiny_moe.toml"
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policy_batches import LENGTHS, aggregate, policy_tokens, sequences, subset
 
 from fos_rl.algorithms.corrections import CorrectionFactors
 from fos_rl.algorithms.losses import PolicyTokens, cispo_loss, gspo_loss, policy_loss, ppo_clip_loss
 from fos_rl.algorithms.mismatch import MAX_LOG_RATIO
 from fos_rl.config.algorithm import AlgorithmConfig
+from tests.algorithms.policy_batches import LENGTHS, aggregate, policy_tokens, sequences, subset
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "sequence_sum", "constant"]
 # Small ratios for gspo, whose band is 1e-3 wide, so that some sequences are outside, some inside.

@@ -7,11 +7,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from decoders import random_samples, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fos_rl.model.hf import read_architecture, read_weights
 from fos_rl.tools import smollm2
+from tests.support.decoders import random_samples, tiny
 
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 GGUF_NAMES = {ours: theirs for theirs, ours in smollm2._NAMES.items()}

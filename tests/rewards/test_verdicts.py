@@ -4,9 +4,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from verdict_tables import verdict_rows, verdict_table
 
 from fos_rl.rewards.verifiers import verify
+from tests.rewards.verdict_tables import verdict_rows, verdict_table
 
 DOCS = Path(__file__).parents[2] / "docs" / "verifier.md"
 VARIANTS = {

@@ -22,7 +22,7 @@ from fos_rl.run_folder.folder import resolved_toml
 from fos_rl.spec import Bf16, Mxfp8
 from fos_rl.types import Rollout, StepRecord
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # The hub's data sets as others load them: (name, subset, split) and a row of all columns. Of
 # GSM8K and MATH-500 lighteval (src/lighteval/tasks/tasks/gsm8k.py, math_500.py), of AIME 2024 verl
 # (recipe/dapo) and NeMo-RL (datasets/response_datasets/dapo_math.py), of AIME 2025

@@ -12,7 +12,7 @@ from fos_rl.config import RunConfig, VowelsData, load_config, parse_config
 from fos_rl.config.explain import explain
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8, Nvfp4, Precision
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
 GOOD = {"model": {"path": "random:llama"}, "data": {"type": "arithmetic"}}

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from metric_keys import unknown_keys
 
 from fos_rl.cli import main
 from fos_rl.config.metrics import TOOLKITS, metric_tables
+from tests.support.metric_keys import unknown_keys
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_docs_hold_the_table_letter_for_letter() -> None:

@@ -4,9 +4,9 @@ import random
 from collections import Counter
 
 import pytest
-from answer_changes import equal, unequal
 
 from fos_rl.rewards.verifiers import verify
+from tests.rewards.answer_changes import equal, unequal
 
 SIZES = [500, pytest.param(5_000, marks=pytest.mark.long)]
 

@@ -14,7 +14,7 @@ from fos_rl.data.prompts import PromptSet
 from fos_rl.model.tiny import write_tiny_model
 from fos_rl.spec import Bf16, FourOverSix, Mxfp8
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STUDIES = sorted(
     path
     for path in (ROOT / "experiments").rglob("*.toml")

@@ -13,7 +13,7 @@ from fos_rl.model.families import FAMILIES
 from fos_rl.runtime import launch
 from fos_rl.runtime.launch import planned
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOUR_OVER_SIX = {"recipe": "nvfp4_four_over_six"}
 EXACT = {"consistency": "exact"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from fos_rl.rewards.verifiers import verify, verify_by_value, verify_last_integer
 
-HERE = Path(__file__).parent
+SAMPLES = Path(__file__).parents[1] / "data"
 ECHO = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: {} where $Answer is the answer to the problem.\n\nWhat is 17 + 17?\n\n"
@@ -274,9 +274,9 @@ def test_last_integer(response: str, gold: str, finish_reason, reward: float) ->
 
 
 def real_golds() -> list[str]:
-    dapo = [json.loads(line) for line in (HERE / "dapo_math_sample.jsonl").open()]
-    gsm8k = [json.loads(line) for line in (HERE / "gsm8k_sample.jsonl").open()]
-    deepmath = [json.loads(line) for line in (HERE / "deepmath_sample.jsonl").open()]
+    dapo = [json.loads(line) for line in (SAMPLES / "dapo_math_sample.jsonl").open()]
+    gsm8k = [json.loads(line) for line in (SAMPLES / "gsm8k_sample.jsonl").open()]
+    deepmath = [json.loads(line) for line in (SAMPLES / "deepmath_sample.jsonl").open()]
     golds = [row["reward_model"]["ground_truth"] for row in dapo]
     golds += [row["answer"].rpartition("####")[2].strip() for row in gsm8k]
     return sorted({*golds, *(row["ground_truth"] for row in deepmath)})

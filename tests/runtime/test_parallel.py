@@ -13,7 +13,7 @@ from fos_rl.runtime.parallel import check_parallel
 from fos_rl.spec import ModelSpec
 from fos_rl.studies.estimate import num_parameters
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 ARCHITECTURES = CONFIGS / "architectures"
 PAIRS = {"qwen3_4b_dapo": "qwen3_4b", "qwen3_30b_a3b_four_over_six": "qwen3_30b_a3b"}
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from policy_batches import LENGTHS, policy_tokens, sequences
 
 from fos_rl.algorithms.corrections import correct
 from fos_rl.algorithms.mismatch import MAX_LOG_RATIO
@@ -15,6 +14,7 @@ from fos_rl.config.algorithm import (
     NoCorrection,
     TruncatedWeights,
 )
+from tests.algorithms.policy_batches import LENGTHS, policy_tokens, sequences
 
 CORRECTIONS: dict[str, Correction] = {
     "none": NoCorrection(),

@@ -15,7 +15,7 @@ from fos_rl.run_folder.resume_settings import (
     rule_of,
 )
 
-TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
+TINY = Path(__file__).parents[2] / "configs" / "tiny_moe.toml"
 
 
 def _fields(section: str = "") -> Iterator[str]:

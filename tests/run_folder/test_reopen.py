@@ -14,7 +14,7 @@ from fos_rl.run_folder.reopen import environment_changes, reopen
 from fos_rl.run_folder.resume_plan import ResumePlan
 from fos_rl.types import StepRecord
 
-TINY = Path(__file__).parent.parent / "configs" / "tiny_moe.toml"
+TINY = Path(__file__).parents[2] / "configs" / "tiny_moe.toml"
 BEFORE = {"git_commit": "abc", "packages": {"torch": "2.11.0", "ray": "2.60"}, "device": "CPU"}
 
 

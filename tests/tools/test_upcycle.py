@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import Packed, random_samples
 from transformers import AutoModelForCausalLM
 
 from fos_rl.config import load_config
@@ -15,8 +14,9 @@ from fos_rl.model.tiny import write_tiny_model
 from fos_rl.run_folder.folder import read_metrics
 from fos_rl.runtime.launch import train
 from fos_rl.tools.upcycle import upcycle
+from tests.support.decoders import Packed, random_samples
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 SAMPLES = random_samples(7, 1, 20)
 
 

@@ -18,7 +18,7 @@ from fos_rl.config import load_config
 from fos_rl.config.study import load_study
 from fos_rl.run_folder.folder import is_finished, read_metrics
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FLOAT32 = {"compute_dtype": "float32"}
 
 
