@@ -1,4 +1,4 @@
-"""What the numerics benchmarks share: arms, both hosts on the same tokens, result files."""
+"""What the numerics benchmarks share: arms, a pair on the same tokens, result files."""
 
 import datetime
 import gc

@@ -2,7 +2,7 @@
 
     python -m benchmarks.consistency MODEL_FOLDER...      on a GPU, in minutes
 
-For every model, recipe and mode: both hosts in this process, synced; dapo-math prompts sampled and
+For every model, precision and mode: a pair in this process, synced; dapo-math prompts sampled and
 trained on; synced again, sampled and trained on again. Mismatch, noise floor and throughput are of
 both rounds' tokens, the first round's speed left out (graphs and kernels are compiled in it).
 Writes benchmarks/results/consistency_DEVICE.json and .md after every arm.

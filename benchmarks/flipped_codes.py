@@ -1,9 +1,9 @@
-"""Flipped activation codes between the hosts for the same tokens, and what they explain.
+"""Flipped activation codes between trainer and generator, and what they explain.
 
     python -m benchmarks.flipped_codes
 
-Rounding to few bits is discontinuous: where the two hosts' activations differ by 1e-6, an element
-near the middle between two codes may fall to either side. The generator samples; both hosts'
+Rounding to few bits is discontinuous: where the two activations differ by 1e-6, an element
+near the middle between two codes may fall to either side. The generator samples; both decoders'
 quantizer inputs are recorded at each of the sites (attention in and out, MLP in and down), a token
 at a time; the trainer then scores the same tokens. A token's log-prob sees the flips of its own
 forward and, through attention, those of every earlier token.

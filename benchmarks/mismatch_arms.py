@@ -4,7 +4,7 @@
     python -m benchmarks.mismatch_arms --model models/SmolLM2-135M-Instruct --dtypes float32
 
 `batch_mean` and `batch_max` are of the trainer against itself: each sequence scored packed with all
-others and alone. A per-tensor activation scale shows there, without any second host.
+others and alone. A per-tensor activation scale shows there, without a trainer.
 `quantization_mean` is the yardstick: how far quantization itself moves the trainer's log-probs.
 """
 

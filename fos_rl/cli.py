@@ -322,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_diagnosis(commands: Any) -> None:
     parity = commands.add_parser(
         "parity",
-        help="the same tokens through both hosts: where the forwards part",
+        help="the same tokens through trainer and generator: where the forwards differ",
         description=_PARITY_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -449,7 +449,7 @@ def _parity(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides, args.recipe)
     from fos_rl.runtime.cluster import actor_environment
 
-    # Both hosts run in this process; their variables must stand before torch is imported.
+    # Both actors run in this process; their variables must be set before torch is imported.
     actor_environment()
     from fos_rl.diagnose.commands import parity
 
@@ -468,7 +468,7 @@ def _eval(args: argparse.Namespace) -> int:
     )
     from fos_rl.runtime.cluster import actor_environment
 
-    # The engine runs in this process; its variables must stand before torch is imported.
+    # The engine runs in this process; its variables must be set before torch is imported.
     actor_environment()
     from fos_rl.evaluation.command import evaluate_model
 

@@ -1,4 +1,4 @@
-"""The model contract: one architecture and one precision recipe, hashed and compared by both hosts.
+"""The model contract: one architecture and one precision, hashed and compared by both actors.
 
 Everything here can change a log-prob. What cannot (learning rate, batch layout, kernel choice)
 belongs to the trainer's or the generator's own settings.
@@ -91,11 +91,11 @@ class Bf16(Frozen):
 
     recipe: Literal["bf16"] = "bf16"
     compute_dtype: ComputeDtype = "bfloat16"
-    """Dtype of activations on both hosts; weights are the bf16-rounded masters in either case."""
+    """Dtype of activations; weights are the bf16-rounded masters in either case."""
 
 
 class Quantized(Frozen):
-    """What every quantized recipe has: which layers, and who multiplies."""
+    """What every quantized precision has: which layers, and who multiplies."""
 
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations between the quantized layers."""
@@ -126,8 +126,8 @@ class Nvfp4(Quantized):
 
     recipe: Literal["nvfp4"] = "nvfp4"
     row_scaled_activation: bool = True
-    """One amax a token. With false, one amax a tensor: a token's codes, and so its log-prob, then
-    depend on the other tokens of its batch."""
+    """One amax per token. With false, one amax per tensor: a token's codes, and so its log-prob,
+    then depend on the other tokens of its batch."""
     weight_block: Literal["16x16", "1x16"] = "16x16"
     """Elements of a weight that share a block scale."""
 
@@ -156,7 +156,7 @@ Consistency = Literal["fast", "exact"]
 
 
 def check_consistency(consistency: Consistency, precision: Precision) -> None:
-    """ValueError where a recipe cannot give a token the same bits in every batch."""
+    """ValueError where a precision cannot give a token the same bits in every batch."""
     if consistency == "fast" or isinstance(precision, Bf16):
         return
     if precision.gemm == "native":
@@ -174,13 +174,13 @@ def check_consistency(consistency: Consistency, precision: Precision) -> None:
 
 
 class ModelSpec(Frozen):
-    """Architecture plus precision recipe: what both hosts must agree on, field by field."""
+    """Architecture plus precision: what trainer and generator must agree on, field by field."""
 
     architecture: Architecture
     precision: Precision = Bf16()
     consistency: Consistency = "fast"
-    """fast: each host computes as fast as it can, and sums round differently; exact: a token's
-    log-prob has the same bits on both."""
+    """fast: trainer and generator compute as fast as they can, and sums round differently; exact: a
+    token's log-prob has the same bits in both."""
 
     @model_validator(mode="after")
     def _consistency_is_possible(self) -> Self:

@@ -1,4 +1,4 @@
-"""The data that travels between the six steps of the loop, and the two hosts' protocols.
+"""The data that travels between the six steps of the loop, and the protocols of its actors.
 
 Plain lists and numpy arrays: the driver never holds a tensor.
 """

@@ -86,8 +86,8 @@ def truncate(log_rho: Float[Tensor, " tokens"], max_weight: float) -> Correction
 def mask_outside(log_rho: Float[Tensor, " tokens"], low: float, high: float) -> CorrectionFactors:
     """rho where it lies in [low, high], else 0: IcePop (https://ringtech.notion.site/icepop).
 
-    A token that the two hosts disagree about so much carries no gradient at all, where truncation
-    would keep it at the limit.
+    A token about which trainer and generator disagree so much carries no gradient at all, where
+    truncation would keep it at the limit.
     """
     rho = bounded_exp(log_rho)
     outside = (rho < low) | (rho > high)

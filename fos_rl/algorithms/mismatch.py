@@ -1,6 +1,6 @@
 """How far the trainer's log-probs are from the generator's, on the tokens the generator sampled.
 
-With one forward on both hosts this is the numerics' own noise, and the subject of the study.
+With one forward in both this is the numerics' own noise, and the subject of the study.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """What a log-prob differs by when nothing differs but the batch it is computed in.
 
-The same weights on the same host give a token another log-prob in another batch: the shapes of the
-matrix products change the order of their additions. The generator sampled each token in a decode
-step; it scores some of them once more by its prefill. Without that floor beside it, a mismatch
-between two hosts says nothing.
+The same weights in the same program give a token another log-prob in another batch: the shapes of
+the matrix products change the order of their additions. The generator sampled each token in a
+decode step; it scores some of them once more by its prefill. Without that floor beside it, a
+mismatch between trainer and generator says nothing.
 """
 
 from collections.abc import Sequence

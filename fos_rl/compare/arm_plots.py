@@ -61,7 +61,7 @@ def plot_first_step(arms: Sequence[Arm]) -> Plot:
 
     caption = (
         "Marker: mean; ring: median; bar: 99th percentile; cross: maximum. Dotted line: the arm's "
-        "noise floor, the mean for the same tokens scored twice by one host; at 0 where it is "
+        "noise floor, the mean for the same tokens scored twice by the generator; at 0 where it is "
         f"{BELOW_FP32}."
     )
     missing = "No run records mismatch/log_prob_abs_diff."

@@ -199,8 +199,8 @@ QUANTITIES: tuple[Quantity, ...] = (
     TRAIN_SPEED,
     *PHASES,
     *(
-        _row("Peak memory (GiB)", host, f"memory/{host}_peak_gib", "all", "max", "{:.2f}")
-        for host in ("trainer", "generator")
+        _row("Peak memory (GiB)", actor, f"memory/{actor}_peak_gib", "all", "max", "{:.2f}")
+        for actor in ("trainer", "generator")
     ),
 )
 

@@ -96,7 +96,7 @@ def plot_scatter(arms: Sequence[Arm]) -> Plot:
 
     caption = (
         f"Up to {_SCATTER_TOKENS:,} tokens of the first trained step of an arm's first seed; on "
-        "the line both hosts agree."
+        "the line both agree."
     )
     missing = "No run has rollouts/NNNNNN.trainer.jsonl."
     return draw("scatter", "Generator against trainer, token by token", caption, missing, paint)

@@ -7,7 +7,7 @@ from fos_rl.config import section_models
 from fos_rl.config.metrics import explain_metrics
 from fos_rl.spec import MAX_INT, Frozen
 
-# Each is refused before a host starts; tests/config/test_explain.py makes each of these mistakes.
+# Each is refused before an actor starts; tests/config/test_explain.py makes each of these mistakes.
 IMPOSSIBLE = {
     "recipe = 'bf16' with trainer.backward_override": "nothing is quantized, so there is no other "
     "backward; leave it out",

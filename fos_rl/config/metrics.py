@@ -113,7 +113,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric(
             "mismatch/routing_flip_frac/layer_<n>",
-            "share of tokens that the two hosts' routers send to different sets of experts",
+            "share of tokens that trainer and generator send to different sets of experts",
         ),
     ),
     "Correction": (
@@ -228,7 +228,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("throughput/train_tokens_per_s", "tokens trained on, with prompts"),
         Metric(
             "memory/{trainer,generator}_peak_gib",
-            "the most that host has held so far: reserved on its GPU, or resident on the CPU",
+            "most memory of that actor so far: reserved on its GPU, or resident on the CPU",
         ),
     ),
 }

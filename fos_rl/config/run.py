@@ -1,7 +1,7 @@
 """The settings of a run: one TOML file, one tree of frozen models. No torch import.
 
 Sort a new setting by one question: can it change a log-prob? Then it belongs to `model.precision`
-(shared by both hosts); otherwise to the host it steers.
+(shared by trainer and generator); otherwise to the one of the two that it steers.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -37,10 +37,10 @@ class ModelConfig(Frozen):
     """Folder or hub name of a Hugging Face model, or `random:llama`, `random:qwen2`,
     `random:qwen3`, `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
     precision: Precision = Bf16()
-    """The recipe both hosts run."""
+    """Number format and its settings, for trainer and generator."""
     consistency: Consistency = "fast"
-    """fast: each host computes as fast as it can, and sums round differently. exact: trainer and
-    generator give a token's log-prob the same bits, whatever else is in the batch; slower."""
+    """fast: trainer and generator compute as fast as they can, and sums round differently. exact:
+    both give a token's log-prob the same bits, whatever else is in the batch; slower."""
 
     @model_validator(mode="after")
     def _consistency_is_possible(self) -> Self:
@@ -118,13 +118,13 @@ class RewardConfig(Frozen):
 
 
 class ParallelConfig(Frozen):
-    """How a host is spread over tensor x data GPUs. So far only one GPU a host runs; a dry run
-    checks a larger layout against the model."""
+    """How trainer or generator is spread over tensor x data GPUs. So far each runs on one GPU; a
+    dry run checks a larger layout against the model."""
 
     tensor: Positive = 1
     """GPUs that share every linear."""
     data: Positive = 1
-    """Copies of the host; the trainer's shard their fp32 masters (FSDP)."""
+    """Copies of the model; the trainer's shard their fp32 masters (FSDP)."""
     expert: Positive = 1
     """GPUs, of the tensor x data ones, that share the experts of a layer."""
 

@@ -45,9 +45,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Why one host's recorded log-probs are not those of the configured arm."""
+    """Why one actor's recorded log-probs are not those of the configured arm."""
 
-    host: str
+    actor: str
+    """trainer or generator."""
     tokens: int
     found: Differences
     """|recorded - trainer's forward under the configured arm|."""
@@ -162,14 +163,14 @@ def response_lengths(forward: Forward) -> list[int]:
 
 
 def attribute(
-    host: str,
+    actor: str,
     question: Question,
     noise: Differences,
     versions: weight_versions.WeightVersions,
     version: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
-    """Test every hypothesis about one host's log-probs; none where they are kernel noise."""
+    """Test every hypothesis about one actor's log-probs; none where they are kernel noise."""
     forward, log_probs = question.forward, question.scored.log_probs
     lengths = response_lengths(forward)
     found = differences(log_probs, question.recorded, lengths)
@@ -188,7 +189,7 @@ def attribute(
             findings.append(_test(idea, question, found.mean, lengths))
         findings.sort(key=lambda finding: finding.remaining)
     return Attribution(
-        host=host,
+        actor=actor,
         tokens=int(np.isfinite(question.recorded).sum()),
         found=found,
         noise=noise,

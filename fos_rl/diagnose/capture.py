@@ -15,8 +15,8 @@ Hook = Callable[..., None]
 
 @contextmanager
 def capture(decoder: Decoder) -> Iterator[Trace]:
-    """Fills the trace in each forward, over the one before. Logits are left to the caller: the
-    hosts compute them for some rows only.
+    """Fills the trace in each forward, over the one before. Logits are left to the caller: trainer
+    and generator compute them for some rows only.
     """
     trace: Trace = {}
     # The router at work, by the name of its operation.

@@ -42,7 +42,8 @@ _WIDTH = 140
 
 
 def parity(config: RunConfig, *, tokens: int, fail_above: float | None, out: Path | None) -> int:
-    """Compare the hosts of a config on about `tokens` sampled tokens; 1 when they are too far."""
+    """Compare trainer and generator of a config on about `tokens` sampled tokens; 1 when they are
+    too far apart."""
     console = _console()
     config = _sized(config, tokens)
     if out is not None:
@@ -126,7 +127,7 @@ def _stored(
 
 
 def _print_recorded(console: Console, records: Sequence[Record]) -> None:
-    ours, theirs = (recorded_log_probs(records, host) for host in ("trainer", "generator"))
+    ours, theirs = (recorded_log_probs(records, actor) for actor in ("trainer", "generator"))
     if ours is not None and theirs is not None:
         print_mismatches(
             console, {"recorded, trainer - generator": mismatch_metrics([ours], [theirs])}

@@ -1,4 +1,5 @@
-"""A hypothesis: one thing that a host may have done otherwise, and the log-probs it makes."""
+"""A hypothesis: one thing that trainer or generator may have done differently, and the log-probs
+that it makes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ class Hypothesis:
     """The kind of cause, which several hypotheses may share."""
     detail: str
     log_probs: Callable[[], np.ndarray]
-    """fp64, one a recorded token in order; NaN where it says nothing."""
+    """fp64, one per recorded token in order; NaN where it says nothing."""
     noise: Callable[[], float] | None = None
-    """For one that brings rounding noise, which no other host repeats bit for bit: how much."""
+    """For one that brings rounding noise, which nothing else repeats bit for bit: how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

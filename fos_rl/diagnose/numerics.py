@@ -138,7 +138,7 @@ def scale_scope(question: Question) -> Iterator[Hypothesis]:
 
 
 def other_kernels(forward: Forward) -> Forward:
-    """The same mathematics in another order of additions: what no two hosts need agree on."""
+    """The same mathematics in another order of additions, which need not be the same anywhere."""
 
     def edit(decoder: Decoder) -> None:
         rounded_attention(decoder)
@@ -280,7 +280,7 @@ def _one_operand(module: QuantizedLinear, x: Tensor, weights: bool) -> Tensor:
 
 
 def _noisy(cause: str, detail: str, forward: Forward) -> Hypothesis:
-    """A hypothesis whose rounding another host repeats in size only."""
+    """A hypothesis whose rounding repeats in size only."""
     log_probs = cache(lambda: run_forward(forward).log_probs)
     return Hypothesis(
         cause=cause,

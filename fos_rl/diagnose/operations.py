@@ -1,7 +1,7 @@
 """A decoder's forward as a list of operations, each with what it reads and how to run it again.
 
-Both hosts run one decoder, so an operation is found in either under one name. Feeding it what the
-other host fed it separates a difference that it makes from one that it passes on.
+Trainer and generator run one decoder, so an operation has one name in both. Feeding it the other's
+input separates a difference that it makes from one that it passes on.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def operations(decoder: Decoder) -> list[str]:
 
 
 def run_operation(decoder: Decoder, name: str, trace: Trace) -> Tensor:
-    """What this decoder's operation makes of the inputs recorded in a trace, of either host.
+    """What this decoder's operation makes of the inputs recorded in a trace of either decoder.
 
     "attention" needs the decoder's inner attention to know the trace's sequences.
     """

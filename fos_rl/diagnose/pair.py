@@ -1,4 +1,4 @@
-"""Both hosts of a run in this process, to be looked into; no Ray."""
+"""Trainer and generator of a run in this process, to be looked into; no Ray."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ class Pair:
 
 @contextmanager
 def open_pair(plan: Plan, config: RunConfig) -> Iterator[Pair]:
-    """The run's hosts, in eager mode: a captured graph would run no hook."""
+    """The run's trainer and generator, in eager mode: a captured graph would run no hook."""
     placement = plan.placement
     trainer = GrpoTrainer(
         plan.spec,

@@ -1,4 +1,4 @@
-"""The same tokens through both hosts, compared operation by operation."""
+"""The same tokens through trainer and generator, compared operation by operation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ FULL_VOCABULARY_TOKENS = 256
 class OperationDifference:
     """How far one operation's outputs are apart.
 
-    In place: each host's own forward, which carries on what came before. Given the same input: the
-    trainer's operation run on what entered the generator's.
+    In place: each one's own forward, with the differences that came before. Given the same input:
+    the trainer's operation run on what entered the generator's.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Parity:
 def compare_forwards(
     trainer: GrpoTrainer, generator: VllmGenerator, rollouts: Sequence[Rollout]
 ) -> Parity:
-    """Both hosts' forwards over rollouts that the generator has just sampled."""
+    """The forwards of trainer and generator over rollouts that the generator has just sampled."""
     batch = _batch_of(rollouts)
     ours, trainer_log_probs = _trainer_trace(trainer, batch)
     theirs = _generator_trace(generator, batch)
@@ -224,7 +224,7 @@ def _codes_that_differ(ours: Decoder, theirs: Decoder) -> list[str]:
 
 
 def _flipped_codes(decoder: Decoder, ours: Trace, theirs: Trace) -> dict[str, tuple[int, int]]:
-    """Elements that the hosts' own activations quantize to different codes or block scales."""
+    """Elements that the two own activations quantize to different codes or block scales."""
     flips = {}
     modules = dict(decoder.named_modules())
     for site, name, read in quantizer_inputs(decoder):

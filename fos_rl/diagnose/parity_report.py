@@ -21,7 +21,7 @@ _MEAN = "mismatch/log_prob_abs_diff/mean"
 
 def print_parity(console: Console, parity: Parity, precision: Precision) -> None:
     """The verdict last, where a terminal shows it."""
-    console.print(f"{parity.tokens} tokens through both hosts, {parity.sampled} of them sampled")
+    console.print(f"{parity.tokens} tokens through trainer and generator, {parity.sampled} sampled")
     for what, names in (
         ("weights", parity.weights_that_differ),
         ("weight codes", parity.codes_that_differ),

@@ -1,4 +1,4 @@
-"""Causes after the model: what a host may make of right hidden states, and how it may record it."""
+"""Causes after the model: what may be made of right hidden states, and how it may be recorded."""
 
 import json
 import math

@@ -30,7 +30,7 @@ _REMEDY = "give a run folder, or a JSONL file with one object per line"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One sampled response, with what each host said of its tokens."""
+    """One sampled response, with the log-probs that generator and trainer gave its tokens."""
 
     prompt_ids: list[int]
     response_ids: list[int]

@@ -64,7 +64,7 @@ def open_scene(config: RunConfig, run: Path | None) -> Iterator[Scene]:
 
 
 def model_spec(config: RunConfig, folder: Path) -> ModelSpec:
-    """The spec that both hosts of a config are built from."""
+    """The spec that trainer and generator of a config are built from."""
     # Every field of the model's settings that the spec knows, such as precision.
     shared = {
         name: getattr(config.model, name)
@@ -74,16 +74,16 @@ def model_spec(config: RunConfig, folder: Path) -> ModelSpec:
     return ModelSpec(architecture=read_architecture(folder), **shared)
 
 
-def recorded_log_probs(records: Sequence[Record], host: str) -> np.ndarray | None:
-    """All tokens' log-probs of a host; None where any record lacks them."""
-    values = [getattr(record, host) for record in records]
+def recorded_log_probs(records: Sequence[Record], actor: str) -> np.ndarray | None:
+    """All tokens' log-probs of the trainer or generator; None where any record lacks them."""
+    values = [getattr(record, actor) for record in records]
     return None if any(v is None for v in values) else np.concatenate(values)
 
 
 def explain_step(
     scene: Scene, records: Sequence[Record], version: int, max_tokens: int
 ) -> list[Attribution]:
-    """Why each host's log-probs of a step are not those of the arm; the generator's first.
+    """Why each actor's log-probs of a step are not those of the arm; the generator's first.
 
     Weights of the step's version may be gone. The trainer's own log-probs then stand in for the
     arm's, and only other versions of the weights can be tested.
@@ -95,11 +95,11 @@ def explain_step(
     scored = run_forward(forward)
     noise = kernel_noise_of(forward, scored.log_probs)
     found = []
-    for host in ("generator", "trainer"):
-        recorded = recorded_log_probs(records, host)
+    for actor in ("generator", "trainer"):
+        recorded = recorded_log_probs(records, actor)
         if recorded is not None:
             question = Question(forward=forward, scored=scored, recorded=recorded)
-            found.append(attribute(host, question, noise, scene.versions, version))
+            found.append(attribute(actor, question, noise, scene.versions, version))
     return found
 
 
@@ -134,7 +134,7 @@ def _without_weights(scene: Scene, records: Sequence[Record], version: int) -> l
     )
     return [
         Attribution(
-            host="generator",
+            actor="generator",
             tokens=len(generator),
             found=found,
             noise=noise,

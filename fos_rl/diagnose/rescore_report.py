@@ -12,7 +12,7 @@ _SHOWN = ("mean", "p50", "p99", "max")
 
 def print_attribution(console: Console, found: Attribution) -> None:
     console.print(
-        f"{found.host}'s log-probs against the configured arm: mean |d| {found.difference:.2e} "
+        f"{found.actor}'s log-probs against the configured arm: mean |d| {found.difference:.2e} "
         f"over {found.tokens} tokens (median response {found.found.typical:.2e}); kernel noise "
         f"{found.kernel_noise:.2e} ({found.noise.typical:.2e})"
     )

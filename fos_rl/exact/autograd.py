@@ -1,8 +1,8 @@
 """An exact forward with an ordinary backward.
 
-Exactness is about values that two hosts compute; gradients are computed by one. So a backward runs
-the ordinary function again, on the same inputs, and differentiates it: its kernels are the fast
-ones, and its gradient is that of the exact function up to the order of additions.
+Exactness is about values that trainer and generator both compute; gradients are the trainer's. So a
+backward runs the ordinary function again, on the same inputs, and differentiates it: its kernels
+are the fast ones, and its gradient is that of the exact function up to the order of additions.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The one attention of both hosts: causal, over a paged key-value cache.
+"""The one attention of trainer and generator: causal, over a paged key-value cache.
 
 A query's bits are a function of its position and of the keys and values up to it, whatever is
 computed beside it: the same in a decode step, in any chunk of a prefill, over vLLM's pages, and

@@ -1,10 +1,10 @@
 """Causal attention over a paged key-value cache, one result a query whatever is computed beside it.
 
-Both hosts call this one function in exact mode: vLLM with its pages, the trainer with its packed
-keys as pages of one token. Keys are taken in tiles of a fixed size that begin at the sequence's
-first token, so the order of additions is a function of the query's position alone: a decode step,
-a chunk of a prefill and a training batch agree to the last bit. A tile that lies wholly after a
-query changes nothing of it: its maximum stays, its sums are multiplied by exp2(0) = 1 and get 0
+Trainer and generator call this one function in exact mode: vLLM with its pages, the trainer with
+its packed keys as pages of one token. Keys are taken in tiles of a fixed size that begin at the
+sequence's first token, so the order of additions depends on the query's position alone: a decode
+step, a chunk of a prefill and a training batch agree to the last bit. A tile that lies wholly after
+a query changes nothing of it: its maximum stays, its sums are multiplied by exp2(0) = 1 and get 0
 added.
 """
 

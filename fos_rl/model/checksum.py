@@ -1,4 +1,4 @@
-"""Checksums of weights, comparable between hosts and devices, to the bit.
+"""Checksums of weights, comparable between trainer, generator and devices, to the bit.
 
 They are summed where the weights are: a model on a GPU is not carried to the CPU for it.
 torch.hash_tensor is an xor of all words, which does not see two that changed places.

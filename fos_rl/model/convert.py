@@ -1,4 +1,4 @@
-"""From a spec to a decoder with quantized layers: the one way in which both hosts build theirs."""
+"""From a spec to a decoder with quantized layers, for trainer and generator alike."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ _EXPERT_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def compute_dtype(spec: ModelSpec) -> torch.dtype:
-    """Of activations and of the working copy of the weights, on both hosts."""
+    """Of activations and of the working copy of the weights, in trainer and generator."""
     return _COMPUTE_DTYPES[spec.precision.compute_dtype]
 
 

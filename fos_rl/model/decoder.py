@@ -1,9 +1,9 @@
-"""The decoder both hosts run: Llama (SmolLM2 too), Qwen2, Qwen3 and Qwen3-MoE.
+"""The decoder that trainer and generator run: the families of `fos_rl.model.families`.
 
 Tokens are flat: [tokens], whatever sequences they belong to. Only the inner attention knows about
-sequences, and it is the only module the hosts supply themselves: packed variable-length attention
-in the trainer, paged attention in vLLM. Parameters carry Hugging Face's names, except that a
-layer's experts are stacked (`fos_rl.model.hf` names them one by one).
+sequences, and it is the only module that is not shared: packed variable-length attention in the
+trainer, paged attention in vLLM. Parameters carry Hugging Face's names, except that a layer's
+experts are stacked (`fos_rl.model.hf` names them one by one).
 
 Precision: parameters and activations have the dtype the decoder was built with or cast to.
 RMSNorm, rotation, router, softmax and expert combination compute in fp32 and round once; logits
@@ -121,7 +121,7 @@ class Layer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Projections, per-head norms (Qwen3) and rotation around the host's inner attention.
+    """Projections, per-head norms (Qwen3) and rotation around the given inner attention.
 
     Head counts follow from the projections' widths, so a shard of the heads needs no other code.
     """

@@ -20,7 +20,7 @@ def check_precision(
     """What a user should know about the precision, one note per line.
 
     Args:
-        devices: "cpu" and "cuda", where a host of this machine uses it.
+        devices: "cpu" and "cuda", where trainer or generator use it on this machine.
         cuda_graphs: whether the generator captures its decode steps on a GPU.
 
     Raises:

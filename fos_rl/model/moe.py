@@ -101,8 +101,9 @@ def route(
     """Each token's experts, the router's best first unless `choose` says otherwise, and their gates
     (fp32), which are the router's whoever chose.
 
-    Matmul and softmax are in fp32: a rounded router logit flips experts between the hosts, the
-    largest log-prob difference a bf16 mixture of experts shows. Ties go to the lower expert.
+    Matmul and softmax are in fp32: a rounded router logit flips experts between trainer and
+    generator, the largest log-prob difference that a bf16 mixture of experts shows. Ties go to the
+    lower expert.
     """
     logits = ops.router_logits(hidden, router_weight)  # [tokens, experts]
     probs = logits.softmax(dim=-1)

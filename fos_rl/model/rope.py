@@ -1,4 +1,4 @@
-"""Rotary position tables, the same bits on every host."""
+"""Rotary position tables, the same bits on every machine."""
 
 import math
 
@@ -10,11 +10,11 @@ from fos_rl.spec import Architecture, RopeScaling
 
 
 class RotaryTable:
-    """cos and sin of every position's angles, in fp32, with a cached copy a device.
+    """cos and sin of every position's angles, in fp32, with a cached copy per device.
 
-    A plain object on purpose: as a buffer, `decoder.to(torch.bfloat16)` would round the table and
-    the two hosts would rotate by different angles. It is computed on the CPU whatever device the
-    decoder is built for, because a GPU's cos differs from a CPU's in the last bit.
+    A plain object on purpose: as a buffer, `decoder.to(torch.bfloat16)` would round the table, and
+    trainer and generator would rotate by different angles. It is computed on the CPU whatever
+    device the decoder is built for, because a GPU's cos differs from a CPU's in the last bit.
     """
 
     def __init__(self, architecture: Architecture) -> None:

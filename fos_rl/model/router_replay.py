@@ -1,8 +1,8 @@
-"""Who decides a token's experts: the layer's own router, a record of it, or another host's record.
+"""Who decides a token's experts: the layer's own router, a record of it, or the generator's record.
 
-The two hosts' routers see slightly different hidden states and so, now and then, choose different
-experts: the largest log-prob differences of a mixture of experts. A generator records its choices;
-a trainer counts where its own differ, and with router replay (R3: Ma et al. 2025,
+The routers of trainer and generator see slightly different hidden states and sometimes choose
+different experts: the largest log-prob differences of a mixture of experts. A generator records its
+choices; a trainer counts where its own differ, and with router replay (R3: Ma et al. 2025,
 arXiv:2510.11370) computes with the generator's experts and gates of its own.
 """
 

@@ -1,4 +1,4 @@
-"""Weights on their way between hosts: packed by one, loaded by name into the other."""
+"""Weights on their way from trainer to generator: packed by one, loaded by name into the other."""
 
 import math
 import warnings
@@ -46,11 +46,13 @@ class WeightLoader:
         for name, tensor in weights:
             target = self._targets.get(name)
             if target is None:
-                raise ValueError(f"weight {name} is not in the decoder; the hosts differ in layout")
+                raise ValueError(
+                    f"weight {name} is not in the decoder; trainer and generator differ in layout"
+                )
             if target.shape != tensor.shape:
                 raise ValueError(
                     f"weight {name} has shape {list(tensor.shape)}, the decoder's is "
-                    f"{list(target.shape)}; the hosts differ in architecture"
+                    f"{list(target.shape)}; trainer and generator differ in architecture"
                 )
             target.copy_(tensor)
             self._missing.discard(name)

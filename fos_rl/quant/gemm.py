@@ -54,7 +54,7 @@ def check_gemm(gemm: Gemm, device: torch.device) -> None:
 
 
 def backward_gemm(gemm: Gemm) -> Gemm:
-    """What multiplies gradients: they are computed once, on one host, so any order will do."""
+    """What multiplies gradients: only the trainer computes them, so any order will do."""
     return "emulated" if gemm == "fixed_tile" else gemm
 
 

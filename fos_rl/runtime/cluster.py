@@ -20,7 +20,7 @@ from fos_rl.runtime.handles import Actor, Handle
 from fos_rl.spec import ModelSpec, contract_difference
 from fos_rl.types import Generator, Trainer
 
-# OpenMP: passive waiting, else the threads of the idle host spin on the busy host's cores.
+# OpenMP: passive waiting, else the threads of the idle actor spin on the busy actor's cores.
 # vLLM: the engine runs inside the actor (https://docs.vllm.ai/en/latest/usage/v1_guide.html), no
 # usage report, errors only, and torch's own sampler, whose log-probs do not depend on a package.
 # torch: vLLM compiles a helper of its sampler, which needs a C++ compiler and 20 s at the first
@@ -37,7 +37,7 @@ _ENVIRONMENT = {
 
 
 def actor_environment() -> None:
-    """Give this process the environment of the hosts' actors, to run them in it.
+    """Give this process the environment of the actors, to run trainer and generator in it.
 
     Call it before torch is imported: OpenMP reads its variables once.
     """
@@ -46,7 +46,7 @@ def actor_environment() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """GPUs of each host; `colocated` hosts share one and take turns."""
+    """GPUs of trainer and generator; `colocated`, they share one and take turns."""
 
     trainer_gpus: int
     generator_gpus: int
@@ -67,7 +67,7 @@ class Placement:
 
 
 def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
-    """Where the hosts run: a GPU each, one shared, or the CPU.
+    """Where trainer and generator run: a GPU each, one shared, or the CPU.
 
     Raises:
         ValueError: when one of them asks for a GPU and there is none.
@@ -88,14 +88,14 @@ def plan_placement(config: RunConfig, available_gpus: int) -> Placement:
 
 
 def runs_at_once(config: RunConfig, placement: Placement, available_gpus: int) -> int:
-    """How many runs like this one have hosts of their own: by GPUs, or by the CPU's cores.
+    """How many runs like this one fit at once: by GPUs, or by the CPU's cores.
 
     A run that does not limit its `num_threads` takes all cores.
     """
     if placement.num_gpus:
         return max(1, available_gpus // placement.num_gpus)
     cores = os.cpu_count() or 1
-    threads = max(host.num_threads or cores for host in (config.trainer, config.generator))
+    threads = max(actor.num_threads or cores for actor in (config.trainer, config.generator))
     return max(1, cores // threads)
 
 

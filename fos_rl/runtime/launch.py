@@ -1,4 +1,4 @@
-"""From a config to a finished run: check everything, start the hosts, drive the loop."""
+"""From a config to a finished run: check everything, start the actors, drive the loop."""
 
 import shutil
 import tempfile
@@ -331,7 +331,7 @@ def _replace_model(trainer: Trainer, run: Path) -> None:
 
 
 def _known_devices(config: RunConfig, placement: Placement) -> set[str]:
-    """Device types of the hosts; a GPU of a remote cluster is only known there."""
+    """Devices of trainer and generator; a GPU of a remote cluster is only known there."""
     devices = {_device(gpus) for gpus in (placement.trainer_gpus, placement.generator_gpus)}
     return devices if config.cluster.address == "local" else devices - {"cuda"}
 

@@ -1,46 +1,46 @@
-"""Layouts of a host over several GPUs, checked against the model. None of them runs yet."""
+"""Layouts of trainer and generator over several GPUs, checked against the model. None runs yet."""
 
 from fos_rl.config import ParallelConfig, RunConfig
 from fos_rl.spec import Architecture, Bf16, ModelSpec, Mxfp8
 
-_HOSTS = ("trainer", "generator")
+_ACTORS = ("trainer", "generator")
 
 
 def check_parallel(config: RunConfig, spec: ModelSpec) -> list[str]:
-    """What a user should know about the layout, one note a line; none for one GPU a host.
+    """What a user should know about the layout, one note per line; none for one GPU each.
 
     Raises:
-        ValueError: naming the host's setting, the dimension that it does not divide and the remedy.
+        ValueError: naming the setting, the dimension that it does not divide and the remedy.
     """
-    layouts = {host: getattr(config, host).parallel for host in _HOSTS}
-    for host, layout in layouts.items():
-        _check_host(f"{host}.parallel", layout, spec)
+    layouts = {actor: getattr(config, actor).parallel for actor in _ACTORS}
+    for actor, layout in layouts.items():
+        _check_layout(f"{actor}.parallel", layout, spec)
     if not is_parallel(config):
         return []
     parts = [
-        f"{host} on {layout.num_gpus} GPUs (tensor {layout.tensor}, data {layout.data}, expert "
+        f"{actor} on {layout.num_gpus} GPUs (tensor {layout.tensor}, data {layout.data}, expert "
         f"{layout.expert})"
-        for host, layout in layouts.items()
+        for actor, layout in layouts.items()
     ]
     return [f"parallel   {'; '.join(parts)}: fits the model, but is not runnable yet"]
 
 
 def is_parallel(config: RunConfig) -> bool:
-    return any(getattr(config, host).parallel != ParallelConfig() for host in _HOSTS)
+    return any(getattr(config, actor).parallel != ParallelConfig() for actor in _ACTORS)
 
 
 def refuse_parallel(config: RunConfig) -> None:
-    """ValueError unless each host has one GPU or the CPU: more do not run yet."""
-    for host in _HOSTS:
-        layout = getattr(config, host).parallel
+    """ValueError unless trainer and generator have one GPU or the CPU each: more do not run yet."""
+    for actor in _ACTORS:
+        layout = getattr(config, actor).parallel
         if layout != ParallelConfig():
             raise ValueError(
-                f"{host}.parallel = {layout.model_dump()}: a host runs on one GPU so far; leave "
-                "the section out, or check the layout with --dry-run"
+                f"{actor}.parallel = {layout.model_dump()}: the {actor} runs on one GPU so far; "
+                "leave the section out, or check the layout with --dry-run"
             )
 
 
-def _check_host(name: str, layout: ParallelConfig, spec: ModelSpec) -> None:
+def _check_layout(name: str, layout: ParallelConfig, spec: ModelSpec) -> None:
     architecture = spec.architecture
     block = _block(spec)
     for what, size, multiple in _split_sizes(architecture, block):

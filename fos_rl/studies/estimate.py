@@ -7,7 +7,7 @@ width times the experts a token goes through, V = vocab_size and T = the tokens 
     + T layers c (12 h + 5 f)                   what autograd keeps
     + 16 V log_prob_chunk_tokens                four fp32 arrays of logits
 
-and of the generator, P c + kv_cache_gib; each host adds a process of about 1 GiB. On a GPU it is
+and of the generator, P c + kv_cache_gib; each adds a process of about 1 GiB. On a GPU it is
 1.4 times that, for the allocator's reserve, workspaces and graphs. Against measured peaks,
 SmolLM2-135M, trainer and generator: 5.9 + 1.8 GiB for 5.2 + 2.3 in fp32 on a CPU
 (experiments/laptop, MXFP8); on an H200 35 in all for 28 (experiments/deepmath, bf16), 36 for 33
@@ -18,7 +18,7 @@ there are some. Before the first it is
 
     6 P_active trained tokens / trainer speed + 2 P_active sampled tokens / generator speed
 
-for the most tokens a step can have, P_active leaving out the experts that a token does not visit.
+for the largest step, P_active leaving out the experts that a token does not visit.
 The speeds (`_SPEEDS`) are those of one kind of machine: a guess within a factor of 5, until a first
 step is measured.
 """

@@ -6,7 +6,7 @@ Every expert is a copy of its layer's MLP plus noise, and the router is random (
 arXiv:2212.05055). The gates of the chosen experts are rescaled to sum to 1, so that without noise
 the mixture computes what the dense model does, whichever experts are chosen.
 
-The config.json is the dense model's with the keys of Qwen3-MoE. `fos_rl` runs it in both hosts;
+The config.json is the dense model's with the keys of Qwen3-MoE. Trainer and generator run it;
 transformers and stock vLLM know no Llama with experts.
 """
 

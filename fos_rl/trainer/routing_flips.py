@@ -1,4 +1,4 @@
-"""How often the two hosts' routers send a token to different experts."""
+"""How often the routers of trainer and generator send a token to different experts."""
 
 from collections.abc import Sequence
 

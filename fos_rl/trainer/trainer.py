@@ -149,7 +149,7 @@ class GrpoTrainer:
         return layer_errors(self.decoder, token_ids, self._sequences.positions(self.device))
 
     def _mismatch(self, batch: TrainBatch, log_probs: list[np.ndarray]) -> dict[str, float]:
-        """The two hosts' log-probs and choices of experts, side by side."""
+        """The trainer's log-probs and choices of experts beside the generator's."""
         theirs = batch.generator_log_probs
         check_log_probs(log_probs, theirs, lambda: self._first_broken_output(batch))
         metrics = mismatch_metrics(log_probs, theirs)
@@ -166,7 +166,7 @@ class GrpoTrainer:
         return first_broken_output(self.decoder, lambda: self._forward(first))
 
     def _routing_flips(self, batch: TrainBatch) -> dict[str, float]:
-        """How often the hosts' routers disagreed about a token that both have seen."""
+        """How often the two routers disagreed about a token that both have seen."""
         if self.routing is None or batch.experts is None:
             return {}
         own = [self._own_experts[i][:-1] for i in range(batch.num_sequences)]

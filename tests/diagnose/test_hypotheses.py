@@ -1,4 +1,4 @@
-"""What a host may make of logits, against plain loops; and amaxes of groups against a loop."""
+"""What may be made of logits, against plain loops; and amaxes of groups against a loop."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parity names the operation that was changed in one host, whatever kind it is."""
+"""Parity names the operation that was changed in one decoder, whatever kind it is."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -91,13 +91,13 @@ MOE = {
 }
 
 
-def test_equal_hosts_differ_by_rounding_alone(dense: tuple[Pair, list[Rollout]]) -> None:
+def test_an_equal_pair_differs_by_rounding_alone(dense: tuple[Pair, list[Rollout]]) -> None:
     pair, rollouts = dense
     found = compare_forwards(pair.trainer, pair.generator, rollouts)
     assert found.culprit is None
     assert "rounding" in verdict(found)[-1]
     assert found.weights_that_differ == []
-    # The hosts' one difference is their attention kernel.
+    # The pair's one difference is the attention kernel.
     assert [op.name for op in found.operations if op.same_input_max > 0] == [
         f"layers.{n}.attention" for n in range(3)
     ]
@@ -144,7 +144,7 @@ def test_exact_pair_do_not_differ_at_all(family: str, tmp_path: Path) -> None:
 
 
 def test_names_a_changed_weight_once_however_many_codes(tmp_path: Path) -> None:
-    """A quantized weight changed in one host: its codes are listed, its operation is named."""
+    """A quantized weight changed in one decoder: its codes are listed, its operation is named."""
     precision = FourOverSix(compute_dtype="float32")
     with _sampled("qwen3", tmp_path, precision=precision) as (pair, rollouts):
         decoder: Decoder = pair.trainer.decoder
@@ -186,7 +186,7 @@ def test_names_router_expert_and_head(tmp_path: Path) -> None:
 
 
 def test_flipped_codes_are_those_of_the_two_inputs(tmp_path: Path) -> None:
-    """Counted against a loop over elements, in bf16, where the hosts' activations differ."""
+    """Counted against a loop over elements, in bf16, where the pair's activations differ."""
     spec = ModelSpec(
         architecture=read_architecture(write_tiny_model("qwen3", tmp_path)), precision=FourOverSix()
     )

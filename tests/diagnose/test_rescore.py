@@ -1,4 +1,4 @@
-"""Rescore names the planted cause: runs whose hosts are real, and one thing in one host is not."""
+"""Rescore names the planted cause: real runs with one thing changed in trainer or generator."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -106,11 +106,11 @@ def _write(
 def _explain(run: Path, step: int = 0) -> dict[str, Attribution]:
     with open_scene(load_config(run / "config.toml"), run) as scene:
         found = explain_step(scene, read_step(run, step), step, TOKENS)
-    return {attribution.host: attribution for attribution in found}
+    return {attribution.actor: attribution for attribution in found}
 
 
 def _causes(found: dict[str, Attribution]) -> dict[str, str | None]:
-    return {host: attribution.cause for host, attribution in found.items()}
+    return {actor: attribution.cause for actor, attribution in found.items()}
 
 
 NOISE = "kernel and batch noise"
@@ -305,12 +305,12 @@ def test_weights_of_an_exact_run_on_a_gpu_need_no_exact_cpu(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", ["trainer", "generator"])
-def test_scale_scope(quantized: Setup, tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize("actor", ["trainer", "generator"])
+def test_scale_scope(quantized: Setup, tmp_path: Path, actor: str) -> None:
     pair = quantized.pair
     pair.sync()
     decoders = {"trainer": pair.trainer.decoder, "generator": generator_decoder(pair.generator)}
-    linears = [m for m in decoders[host].modules() if isinstance(m, QuantizedLinear)]
+    linears = [m for m in decoders[actor].modules() if isinstance(m, QuantizedLinear)]
     quantizer: Any = linears[0].quantizer
     version = pair.trainer.policy_version
     try:
@@ -327,8 +327,8 @@ def test_scale_scope(quantized: Setup, tmp_path: Path, host: str) -> None:
         (run / "checkpoints").mkdir()
         save_checkpoint(pair.trainer, checkpoint_folder(run, version))
     found = _explain(run, step=version)
-    other = {"trainer": "generator", "generator": "trainer"}[host]
-    assert _causes(found) == {host: "scale scope", other: NOISE}
+    other = {"trainer": "generator", "generator": "trainer"}[actor]
+    assert _causes(found) == {actor: "scale scope", other: NOISE}
 
 
 @pytest.mark.slow

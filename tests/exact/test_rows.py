@@ -26,7 +26,7 @@ def softmax(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("function", [mean_square, silu, sum_last, log_softmax, softmax])
 def test_a_row_has_the_same_bits_in_every_batch(function, width: int) -> None:
-    """The softmaxes are torch's own, which both hosts call: they must have it, too."""
+    """The softmaxes are torch's own, in trainer and generator: they must have it, too."""
     x = normal(400, width)
     together = function(x)
     for size in (1, 2, 3, 7, 16, 33, 100):

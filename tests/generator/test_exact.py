@@ -1,4 +1,4 @@
-"""Exact mode in both hosts: log-probs equal to the last bit, through real vLLM in this process.
+"""Exact mode: log-probs equal to the last bit, through real vLLM in this process.
 
 Axes: family (dense, experts) x recipe in fp32 compute, and one recipe each in bf16 compute, which
 this CPU emulates. tests/runtime/test_exact_ray.py has the two pairs that are not here, and more of

@@ -1,4 +1,4 @@
-"""Quantized recipes in both hosts: one forward for all backward modes, equal codes after an update.
+"""Quantized precisions: one forward for all backward modes, equal codes after an update.
 
 Axes: family (linears, grouped experts) x recipe x activation scale, where a per-tensor scale also
 allows backward "quantized". fp32 compute: bf16 leaves the codes as they are (tests/model) and only
@@ -38,7 +38,7 @@ ARMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step of the loop showed, and the codes in both hosts after its sync."""
+    """What one step of the loop showed, and the codes in trainer and generator after its sync."""
 
     rollouts: list[Rollout]
     result: StepResult
@@ -153,14 +153,14 @@ def test_the_second_step_differs_between_modes(runs: Runs) -> None:
     for index, ours in enumerate(seconds):
         for theirs in seconds[:index]:
             assert log_probs(ours.rollouts) != log_probs(theirs.rollouts)
-            # Not the loss: where the hosts agree its ratios are 1, whatever the weights.
+            # Not the loss: where the pair agrees its ratios are 1, whatever the weights.
             pairs = zip(ours.result.log_probs, theirs.result.log_probs, strict=True)
             assert not all(np.array_equal(a, b) for a, b in pairs)
             entropies = [s.result.metrics["policy/entropy"] for s in (ours, theirs)]
             assert entropies[0] != entropies[1]
 
 
-def test_codes_are_equal_in_both_hosts_after_every_step(runs: Runs) -> None:
+def test_codes_are_equal_in_the_pair_after_every_step(runs: Runs) -> None:
     for steps in runs.steps.values():
         before = runs.first_codes
         for step in steps:
@@ -171,7 +171,7 @@ def test_codes_are_equal_in_both_hosts_after_every_step(runs: Runs) -> None:
             before = step.trainer_codes
 
 
-def test_the_hosts_agree_unless_a_scale_depends_on_the_batch(arm: str, runs: Runs) -> None:
+def test_the_pair_agrees_unless_a_scale_depends_on_the_batch(arm: str, runs: Runs) -> None:
     """Row-scaled and MXFP8: noise of 1e-6 and the rare flipped code. Per tensor: a token's codes
     follow the other tokens of its GEMM, which are never the same in a prefill, a decode step and a
     micro-batch.

@@ -44,7 +44,7 @@ def test_a_rollout_brings_the_experts_of_its_tokens(pair):
         own = own_choices(pair.trainer, ids)[:-1]
         same = (np.sort(own, -1) == np.sort(rollout.experts, -1)).all(-1)
         agree, total = agree + same.sum(), total + same.size
-    # In fp32 the hosts' router logits differ by about 1e-6, so a flip needs a tie that close;
+    # In fp32 the pair's router logits differ by about 1e-6, so a flip needs a tie that close;
     # shifted by one token, 2 of 8 experts would agree in 1 of 28 places.
     assert agree / total > 0.9999, f"{total - agree} of {total} choices differ"
 

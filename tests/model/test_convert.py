@@ -460,7 +460,7 @@ def all_held(decoder: nn.Module) -> bool:
 
 
 def updates(packed: Packed) -> dict[str, Callable[[dict[str, Tensor]], None]]:
-    """The two ways in which weights reach a host: the trainer's update and the sync."""
+    """The two ways in which weights reach a decoder: the trainer's update and the sync."""
 
     def publish(weights: dict[str, Tensor]) -> None:
         held = Masters(packed.decoder, torch.float32)
@@ -481,9 +481,9 @@ def updates(packed: Packed) -> dict[str, Callable[[dict[str, Tensor]], None]]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
-@pytest.mark.parametrize("host", ["masters", "sync"])
+@pytest.mark.parametrize("update", ["masters", "sync"])
 def test_an_update_is_quantized_at_once(
-    family: str, host: str, monkeypatch: pytest.MonkeyPatch
+    family: str, update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal to a fresh conversion, and quantized ahead of the forward."""
     precision = FourOverSix()
@@ -493,15 +493,15 @@ def test_an_update_is_quantized_at_once(
     want = fresh.log_probs(SAMPLES)
 
     updated = converted(family, precision)
-    updates(updated)[host](new)
+    updates(updated)[update](new)
     assert_codes(codes_of(updated), codes_of(fresh))
     assert torch.equal(updated.log_probs(SAMPLES), want)
 
-    # A host that left prepare_weights out would be right, but quantize in every forward.
+    # An update that left prepare_weights out would be right, but quantize in every forward.
     late = converted(family, precision)
     for module in (masters, transport):
         monkeypatch.setattr(module, "prepare_weights", lambda _: None)
-    updates(late)[host](new)
+    updates(late)[update](new)
     assert torch.equal(late.log_probs(SAMPLES), want)
     held = (all_held(packed.decoder) for packed in (updated, late))
     assert list(held) == [True, False]

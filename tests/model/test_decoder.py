@@ -1,4 +1,4 @@
-"""The decoder against transformers' own classes, and what the two hosts rely on."""
+"""The decoder against transformers' own classes, and what trainer and generator rely on."""
 
 import pytest
 import torch

@@ -102,7 +102,7 @@ def test_a_cut_must_not_part_a_block() -> None:
 def test_a_run_is_refused_and_an_unreachable_model_explained(capsys, tmp_path, monkeypatch) -> None:
     config = str(CONFIGS / "tiny_moe.toml")
     assert main(["train", config, "--set", "trainer.parallel.data=2"]) == 2
-    assert "a host runs on one GPU so far; leave the section out" in capsys.readouterr().err
+    assert "runs on one GPU so far; leave the section out" in capsys.readouterr().err
     file = str(ARCHITECTURES / "qwen3_4b.json")
     assert main(["train", config, "--architecture", file]) == 2
     assert "add --dry-run" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def tree(family: str, precision: dict[str, Any]) -> dict[str, Any]:
     return {**TREE, "model": model, "cluster": {"address": "auto"}}
 
 
-def digests(handle: Any, host: str) -> dict[str, str]:
+def digests(handle: Any, actor: str) -> dict[str, str]:
     """SHA-256 of every code, block scale and global amax in an actor's decoder."""
 
     # Defined here, so that Ray sends it by value.
@@ -62,7 +62,7 @@ def digests(handle: Any, host: str) -> dict[str, str]:
                 for name, tensor in named_codes(decoder)
             }
 
-        if host == "trainer":
+        if actor == "trainer":
             return of(self.target.decoder)
         [result] = self.target._engine.apply_model(lambda model: of(model.decoder))
         return result
@@ -112,7 +112,7 @@ def test_codes_are_equal_after_a_real_step(
     assert {name for name in after if name.endswith(".codes")} <= moved
 
 
-def test_hosts_of_different_contracts_do_not_start(
+def test_actors_of_different_contracts_do_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Through the command line: status 2, and the fields in which they differ."""

@@ -105,12 +105,12 @@ def test_run_folder_is_complete(run: Path) -> None:
 
 
 def test_the_run_is_compared_whole(run: Path, tmp_path: Path) -> None:
-    """Both hosts' memory and the errors of each layer reach the report of a real run."""
+    """The memory of both actors and the errors of each layer reach the report of a real run."""
     assert compare([run], out=tmp_path) == []
     table = (tmp_path / "report.md").read_text()
     _, memory = table.split("**Peak memory (GiB)**", 1)
-    for host in ("trainer", "generator"):
-        found = re.search(rf"^\| {host} \| ([0-9.]+) \|", memory, re.MULTILINE)
+    for actor in ("trainer", "generator"):
+        found = re.search(rf"^\| {actor} \| ([0-9.]+) \|", memory, re.MULTILINE)
         # torch alone is a quarter GiB.
         assert found
         assert 0.2 < float(found[1]) < 50

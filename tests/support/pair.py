@@ -1,4 +1,4 @@
-"""Both hosts in one process, for tests of what they compute: real vLLM, no Ray."""
+"""Trainer and generator in one process, for tests of what they compute: real vLLM, no Ray."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,8 +54,8 @@ class Pair:
         self.trainer = GrpoTrainer(spec, folder, rollout, algorithm, trainer, torch.device(device))
 
     def set_temperature(self, temperature: float) -> None:
-        for host in (self.generator, self.trainer):
-            host.rollout = host.rollout.model_copy(update={"temperature": temperature})
+        for actor in (self.generator, self.trainer):
+            actor.rollout = actor.rollout.model_copy(update={"temperature": temperature})
 
     def sync(self) -> None:
         """Many small buckets, as a large model's."""

@@ -81,7 +81,7 @@ def test_what_cannot_be_upcycled_is_refused(dense: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_both_hosts_run_it(dense: Path, tmp_path: Path) -> None:
+def test_trainer_and_generator_run_it(dense: Path, tmp_path: Path) -> None:
     """Through Ray and vLLM; the weight sync compares a checksum of every expert."""
     mixture = upcycle(dense, tmp_path / "moe", noise=0.1)
     overrides = [f"model.path={mixture}", "steps=1"]
