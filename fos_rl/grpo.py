@@ -1,11 +1,12 @@
-"""The main path: one GRPO step is six verbs, in this order, on whatever trainer and generator it is
-given; between collating and training the noise floor is measured, and once per run the layers'
+"""The main path: one GRPO step is six verbs, in this order, on whatever trainer and generators it
+is given; between collating and training the noise floor is measured, and once per run the layers'
 errors."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from fos_rl.algorithms.dealing import sample_groups
 from fos_rl.algorithms.groups import collate, rollout_metrics, score_groups, trainable, unmasked
 from fos_rl.algorithms.noise_floor import noise_floor, with_floor
 from fos_rl.config import RunConfig
@@ -31,19 +32,24 @@ def grpo_steps(
     *,
     prompts: PromptStream,
     trainer: Trainer,
-    generator: Generator,
+    generators: Sequence[Generator],
     rewards: Verifier,
     journal: Journal,
     first_step: int = 0,
 ) -> Iterator[StepRecord]:
-    """Train, yielding a record per step. Weights are synced before the first rollout, too."""
-    sync(trainer, [generator])
+    """Train, yielding a record per step. Weights are synced before the first rollout, too.
+
+    Args:
+        generators: at least one; they share each step's prompts, and how many they are changes no
+            sample's seed. The noise floor is measured by the first.
+    """
+    sync(trainer, generators)
     steps_without_signal = 0
     for step in range(first_step, config.steps):
         times: dict[str, float] = {}
         with timed(times, "generate"):
             batch_prompts = prompts.batch(step)
-            groups = generator.generate(batch_prompts, seed=config.seed * 1_000_003 + step)
+            groups = sample_groups(generators, batch_prompts, config.seed * 1_000_003 + step)
         with timed(times, "reward"):
             samples, metrics = score_groups(batch_prompts, groups, rewards, config)
         journal.rollouts(step, samples)
@@ -54,7 +60,7 @@ def grpo_steps(
         if scored := learnable or unmasked(samples):
             batch = collate(scored)
             with timed(times, "noise_floor"):
-                floor = noise_floor(generator, scored, seed=step)
+                floor = noise_floor(generators[0], scored, seed=step)
             if not journal.has_layer_errors:
                 journal.layer_errors(trainer.layer_errors(batch))
             with timed(times, "train"), at_step(step):
@@ -63,8 +69,8 @@ def grpo_steps(
             metrics |= with_floor(result.metrics, floor)
         if learnable:
             with timed(times, "sync"):
-                sync(trainer, [generator])
-        metrics["memory/generator_peak_gib"] = generator.peak_memory_gib()
+                sync(trainer, generators)
+        metrics["memory/generator_peak_gib"] = max(g.peak_memory_gib() for g in generators)
         metrics |= phase_metrics(times, samples, scored)
         yield StepRecord(step=step, metrics=metrics)
         if steps_without_signal == config.algorithm.max_zero_variance_steps:

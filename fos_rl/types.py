@@ -140,9 +140,18 @@ class Sampler(Protocol):
     """Samples responses; keeps the weights of one policy version."""
 
     def generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        sampling: Sampling | None = None,
+        first_index: int = 0,
     ) -> list[list[Rollout]]:
-        """A group of rollouts per prompt, in the prompts' order; by default as the run samples."""
+        """A group of rollouts per prompt, in the prompts' order; by default as the run samples.
+
+        Args:
+            seed: of the whole batch; a prompt's own depends on it and on the prompt's place.
+            first_index: the first prompt's place, where other generators sample those before it.
+        """
         ...
 
 

@@ -25,7 +25,8 @@ where 1,500 tokens of a model of the same shape showed all of its mismatch
 def noise_floor(generator: Generator, samples: Sequence[Sample], seed: int) -> dict[str, float]:
     """`mismatch/floor_*`: the generator's prefill against its own decode steps, on some samples.
 
-    Call it while the generator still has the weights that it sampled with.
+    Call it while the generator still has the weights that the samples were drawn with; any of a
+    run's generators will do, since all have the same.
     """
     rollouts = [samples[i].rollout for i in floor_sample(token_counts(samples), seed)]
     return mismatch_metrics(

@@ -66,7 +66,7 @@ def evaluate_model(config: RunConfig, precisions: Sequence[Precision], out: Path
     with Evaluator(config, sets) as evaluator:
         for spec in specs:
             with _generator(spec, folder, config, device) as generator:
-                found[spec.precision.recipe] = evaluator.results(settings, generator)
+                found[spec.precision.recipe] = evaluator.results(settings, [generator])
     console.print(_table(config.model.path, found))
     if out is not None:
         write_whole(out, json.dumps(_as_json(config, settings, found), indent=2) + "\n")

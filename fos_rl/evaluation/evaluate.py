@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 
+from fos_rl.algorithms.dealing import sample_groups
 from fos_rl.config import EvalConfig, RunConfig
 from fos_rl.data.eval_sets import EvalSet
 from fos_rl.rewards.verifiers import VerifierPool
@@ -39,7 +40,7 @@ class SetResult:
 
 
 class Evaluator:
-    """Evaluates the policy of a run, with the run's own generator and seeds that do not change.
+    """Evaluates the policy of a run, with the run's own generators and seeds that do not change.
 
     Use as a context manager, so that no verifier outlives it.
     """
@@ -56,22 +57,24 @@ class Evaluator:
         for verifier in self._verifiers.values():
             verifier.close()
 
-    def add_to(self, record: StepRecord, generator: Sampler) -> StepRecord:
+    def add_to(self, record: StepRecord, generators: Sequence[Sampler]) -> StepRecord:
         """The record with `eval/` metrics, on the steps that have them."""
         done = record.step + 1
         settings = self.config.eval
         if settings is None or (done % settings.every and done != self.config.steps):
             return record
         metrics = dict(record.metrics)
-        for result in self.results(settings, generator):
+        for result in self.results(settings, generators):
             metrics |= result.metrics()
         return StepRecord(step=record.step, metrics=metrics)
 
-    def results(self, settings: EvalConfig, generator: Sampler) -> list[SetResult]:
-        """One result a set."""
-        return [self._evaluate(eval_set, settings, generator) for eval_set in self.sets]
+    def results(self, settings: EvalConfig, generators: Sequence[Sampler]) -> list[SetResult]:
+        """One result per set."""
+        return [self._evaluate(eval_set, settings, generators) for eval_set in self.sets]
 
-    def _evaluate(self, eval_set: EvalSet, settings: EvalConfig, generator: Sampler) -> SetResult:
+    def _evaluate(
+        self, eval_set: EvalSet, settings: EvalConfig, generators: Sequence[Sampler]
+    ) -> SetResult:
         tokens = settings.max_new_tokens or self.config.rollout.max_new_tokens
         kinds = {"sampled": (settings.samples, settings.temperature), "greedy": (1, 0.0)}
         if not settings.samples:
@@ -85,7 +88,7 @@ class Evaluator:
             sampling = Sampling(
                 num_samples=num_samples, temperature=temperature, max_new_tokens=tokens
             )
-            groups = generator.generate(eval_set.prompts, self.config.seed, sampling)
+            groups = sample_groups(generators, eval_set.prompts, self.config.seed, sampling)
             scores[kind], given_up = self._score(eval_set, groups)
             undecided += given_up
             cut += [r.finish_reason == "length" for group in groups for r in group]

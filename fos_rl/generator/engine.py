@@ -68,12 +68,17 @@ class VllmGenerator:
         return self.spec.contract()
 
     def generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling | None = None
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        sampling: Sampling | None = None,
+        first_index: int = 0,
     ) -> list[list[Rollout]]:
         """A group of rollouts per prompt; the same prompts and seed sample the same tokens.
 
         Args:
             sampling: by default the rollout settings'.
+            first_index: the first prompt's place in the batch that the seed is of.
 
         Raises:
             RuntimeError: before the first weight sync.
@@ -85,46 +90,26 @@ class VllmGenerator:
             temperature=self.rollout.temperature,
             max_new_tokens=self.rollout.max_new_tokens,
         )
-        return self._in_engine_thread(lambda: self._generate(prompts, seed, sampling))
+        return self._thread.submit(self._generate, prompts, seed, sampling, first_index).result()
 
     def _generate(
-        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling
+        self, prompts: Sequence[Prompt], seed: int, sampling: Sampling, first_index: int
     ) -> list[list[Rollout]]:
         groups: list[list[str]] = []
-        for index, prompt in enumerate(prompts):
-            first = (seed * 1_000_003 + index) * 4093
-            seeds = range(first, first + sampling.num_samples)
-            groups.append([self._add_request(prompt, s, sampling) for s in seeds])
+        for index, prompt in enumerate(prompts, first_index):
+            group = [str(next(self._request_ids)) for _ in range(sampling.num_samples)]
+            for member, request_id in enumerate(group):
+                member_seed = (seed * 1_000_003 + index) * 4093 + member
+                tokens = TokensPrompt(prompt_token_ids=prompt.token_ids)
+                self._engine.add_request(
+                    request_id, tokens, _sampling_params(sampling, member_seed)
+                )
+            groups.append(group)
         outputs = self._finish_all()
         return [
             [self._rollout(prompt, outputs[request_id]) for request_id in group]
             for prompt, group in zip(prompts, groups, strict=True)
         ]
-
-    def _add_request(self, prompt: Prompt, seed: int, sampling: Sampling) -> str:
-        request_id = str(next(self._request_ids))
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_new_tokens,
-            seed=seed % (1 << 62),
-            # 0 asks for the sampled token's log-prob and no alternatives.
-            logprobs=0,
-            # One output at the end, as numbers: a text of every token at every step would take a
-            # fifth of a small model's time.
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        if params.temperature != sampling.temperature:
-            raise ValueError(
-                f"temperature = {sampling.temperature:g}: vLLM changed it to "
-                f"{params.temperature:g}, and log-probs would be of another distribution than the "
-                "trainer's; use 0.01 to 2, or 0 for greedy responses"
-            )
-        self._engine.add_request(
-            request_id, TokensPrompt(prompt_token_ids=prompt.token_ids), params
-        )
-        return request_id
 
     def _finish_all(self) -> dict[str, RequestOutput]:
         """Step the engine until every request has ended; its last output by request id."""
@@ -234,6 +219,29 @@ class VllmGenerator:
 
     def _in_engine_thread(self, call: Callable[[], T]) -> T:
         return self._thread.submit(call).result()
+
+
+def _sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
+    """ValueError where vLLM would sample at another temperature."""
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_new_tokens,
+        seed=seed % (1 << 62),
+        # 0 asks for the sampled token's log-prob and no alternatives.
+        logprobs=0,
+        # One output at the end, as numbers: a text of every token at every step would take a
+        # fifth of a small model's time.
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    if params.temperature != sampling.temperature:
+        raise ValueError(
+            f"temperature = {sampling.temperature:g}: vLLM changed it to "
+            f"{params.temperature:g}, and log-probs would be of another distribution than the "
+            "trainer's; use 0.01 to 2, or 0 for greedy responses"
+        )
+    return params
 
 
 def _build_engine(

@@ -291,7 +291,7 @@ def _go(
         config,
         prompts=parts.plan.prompts,
         trainer=cluster.trainer,
-        generator=cluster.generator,
+        generators=[cluster.generator],
         rewards=parts.verifier,
         journal=journal,
         first_step=first_step,
@@ -299,7 +299,7 @@ def _go(
     with console.live():
         try:
             for record in steps:
-                record = parts.evaluator.add_to(record, cluster.generator)
+                record = parts.evaluator.add_to(record, [cluster.generator])
                 for log in loggers:
                     log(record)
                 done = record.step + 1

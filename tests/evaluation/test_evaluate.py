@@ -177,7 +177,7 @@ class _Oracle:
     def __init__(self) -> None:
         self.calls: list = []
 
-    def generate(self, prompts, seed, sampling=None):
+    def generate(self, prompts, seed, sampling=None, first_index=0):
         self.calls.append((len(prompts), seed, sampling))
         return [
             [
@@ -203,7 +203,7 @@ def test_evaluation_is_due_every_so_many_steps_and_at_the_end(tmp_path: Path, to
     oracle = _Oracle()
     with Evaluator(parse_config(tree), [load_eval_set(file, tokenizer, 1000)]) as evaluator:
         records = [
-            evaluator.add_to(StepRecord(step=step, metrics={"reward/mean": 0.5}), oracle)
+            evaluator.add_to(StepRecord(step=step, metrics={"reward/mean": 0.5}), [oracle])
             for step in range(5)
         ]
     due = [any(key.startswith("eval/") for key in record.metrics) for record in records]
@@ -231,7 +231,7 @@ def test_answers_that_were_not_decided_are_counted(tmp_path: Path, tokenizer, mo
         lambda self, rollouts, answers: (np.zeros(len(rollouts)), counts),
     )
     with Evaluator(config, [load_eval_set(file, tokenizer, 1000)]) as evaluator:
-        (result,) = evaluator.results(config.eval, _Oracle())
+        (result,) = evaluator.results(config.eval, [_Oracle()])
     # Sampled and greedy responses are scored apart.
     assert result.metrics()["eval/two/undecided"] == 6.0
 

@@ -11,6 +11,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from fos_rl.algorithms.dealing import sample_groups
 from fos_rl.config import RolloutConfig
 from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
@@ -54,6 +55,16 @@ def test_a_split_prompt_samples_the_same_tokens(fp32_pair: Pair) -> None:
     crowd = [replace(prompt, id=str(i), token_ids=[i, 9] * 250) for i in range(16)]
     split, cached = fp32_pair.generate(crowd, 11), fp32_pair.generate(crowd, 11)
     assert [r.response_ids for r in split] == [r.response_ids for r in cached]
+
+
+def test_prompts_dealt_to_two_generators_sample_the_same_tokens(fp32_pair: Pair) -> None:
+    """The seed of a prompt is of its place among all prompts; here one engine is both."""
+    prompts = random_prompts(5)
+    whole = sample_groups([fp32_pair.generator], prompts, 7)
+    dealt = sample_groups([fp32_pair.generator] * 2, prompts, 7)
+    assert [[r.response_ids for r in g] for g in dealt] == [
+        [r.response_ids for r in g] for g in whole
+    ]
 
 
 def test_rollouts_say_how_they_ended(fp32_pair: Pair) -> None:
