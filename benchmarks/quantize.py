@@ -101,7 +101,7 @@ def quantizer(x: Tensor, err_mode: str, bound: int, form: dict) -> Callable[[], 
     given = amax_of(x) if form.get("given") else None
     rest = {name: value for name, value in form.items() if name != "given"}
     return lambda: quantize_ops.quantize(
-        x, err_mode=err_mode, bound=bound, global_amax=given, **rest
+        x, err_mode=err_mode, e4m3_scale_bound=bound, global_amax=given, **rest
     )
 
 
@@ -163,7 +163,7 @@ def _forms_of(dtype: torch.dtype) -> list[dict]:
             add(name, f"{err_mode} {bound}", x.nbytes + out_bytes, ms, eager)
     given = amax_of(x)
     standard = milliseconds(
-        lambda: quantize_ops.quantize(x, "standard", bound=448, global_amax=given)
+        lambda: quantize_ops.quantize(x, "nvfp4", e4m3_scale_bound=448, global_amax=given)
     )
     add("standard NVFP4, amax given", "", x.nbytes + out_bytes, standard)
     operand = milliseconds(

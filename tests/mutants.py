@@ -239,12 +239,12 @@ MUTANTS = [
     ),
     mutant("27 error with bound 448", "four_over_six", "6.0 * e4m3_scale_bound", "6.0 * 448"),
     # Global scale and metadata, table C.
-    mutant("28 dequantize with 448", "nvfp4", "(6.0 * t.bound)", "(6.0 * 448)"),
+    mutant("28 dequantize with 448", "nvfp4", "(6.0 * t.e4m3_scale_bound)", "(6.0 * 448)"),
     mutant(
         "28 dequantize by one factor",
         "nvfp4",
-        "factor.mul_(1.0 / (6.0 * t.bound))",
-        "factor.div_(6.0 * t.bound)",
+        "factor.mul_(1.0 / (6.0 * t.e4m3_scale_bound))",
+        "factor.div_(6.0 * t.e4m3_scale_bound)",
     ),
     mutant("29 S_enc with 448", "blocks", S_ENC, S_ENC.replace("bound", "448")),
     mutant("29 alpha with 448", "gemm", "bounds[0] * bounds[1]", "448 * 448"),

@@ -114,29 +114,36 @@ def _check_shapes(
 _check_shapes_once = check_once(_check_shapes)
 
 
-def check_encoding(method: str, err_mode: str, bound: int) -> None:
+def check_encoding(scheme: str, err_mode: str, e4m3_scale_bound: int) -> None:
     """Raise a ValueError unless these name an encoding that the kernels have."""
-    check_choice("method", method, ("four_over_six", "standard"))
+    check_choice("scheme", scheme, ("four_over_six", "nvfp4"))
     check_choice("err_mode", err_mode, ("mae", "mse"))
-    check_choice("bound", bound, BOUNDS if method == "four_over_six" else (448,))
+    check_choice(
+        "e4m3_scale_bound", e4m3_scale_bound, BOUNDS if scheme == "four_over_six" else (448,)
+    )
 
 
-def check_decoding(bound: int, dtype: torch.dtype, what: str) -> None:
+def check_decoding(e4m3_scale_bound: int, dtype: torch.dtype, what: str) -> None:
     """Raise a ValueError unless the kernels can decode to this."""
-    check_choice("bound", bound, BOUNDS)
+    check_choice("e4m3_scale_bound", e4m3_scale_bound, BOUNDS)
     check_choice("dtype", dtype, (torch.bfloat16, torch.float32))
     check_choice("what", what, ("value", "operand"))
 
 
 def check_parts(
-    codes: Tensor, block_scale: Tensor, global_amax: Tensor, bound: int, *, once: bool = True
+    codes: Tensor,
+    block_scale: Tensor,
+    global_amax: Tensor,
+    e4m3_scale_bound: int,
+    *,
+    once: bool = True,
 ) -> None:
     """Raise a ValueError unless the tensors are the parts of one NVFP4 matrix, or of a stack.
 
     block_scale is float8_e4m3fn or its bytes; once as in check_input.
     """
     parts = tuple((t.dtype, t.shape) for t in (codes, block_scale, global_amax))
-    (_check_layouts_once if once else _check_layouts)(parts, bound)
+    (_check_layouts_once if once else _check_layouts)(parts, e4m3_scale_bound)
     if not codes.device == block_scale.device == global_amax.device:
         raise ValueError(
             f"codes are on {codes.device}, block_scale is on {block_scale.device}, global_amax on "
@@ -144,10 +151,12 @@ def check_parts(
         )
 
 
-def _check_layouts(parts: tuple[tuple[torch.dtype, torch.Size], ...], bound: int) -> None:
+def _check_layouts(
+    parts: tuple[tuple[torch.dtype, torch.Size], ...], e4m3_scale_bound: int
+) -> None:
     (codes_dtype, codes), (scale_dtype, scale), (amax_dtype, amax) = parts
-    if bound not in BOUNDS:
-        raise ValueError(f"bound is {bound!r}; NVFP4 knows 256 and 448.")
+    if e4m3_scale_bound not in BOUNDS:
+        raise ValueError(f"e4m3_scale_bound is {e4m3_scale_bound!r}; NVFP4 knows 256 and 448.")
     scale_dtypes = (torch.float8_e4m3fn, torch.uint8)
     if codes_dtype != torch.uint8 or scale_dtype not in scale_dtypes or amax_dtype != torch.float32:
         raise ValueError(

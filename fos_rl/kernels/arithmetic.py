@@ -32,15 +32,15 @@ TABLE_ENTRIES = 128
 
 @dataclass(frozen=True)
 class Encoding:
-    """What changes the arithmetic: dtype and error are names, bound is 256 or 448.
+    """What changes the arithmetic: dtype and err_mode are names, the bound is 256 or 448.
 
-    method "standard" is NVFP4 without a second candidate; error is then unused.
+    scheme "nvfp4" has no second candidate; err_mode is then unused.
     """
 
     dtype: str
-    method: str
-    error: str
-    bound: int
+    scheme: str
+    err_mode: str
+    e4m3_scale_bound: int
 
 
 def reciprocal(divisor: float) -> float:
@@ -87,9 +87,9 @@ class GlobalScale:
     is_wild: Boolean
 
 
-def global_scale(amax: Float32, bound: int) -> GlobalScale:
+def global_scale(amax: Float32, e4m3_scale_bound: int) -> GlobalScale:
     """S_enc = min(fl(6*bound / amax), FLT_MAX), 1 where amax is 0 or inf (nvfp4_encode_scale)."""
-    full = ptx.min_nan(ptx.div(6.0 * bound, amax), FP32_MAX)
+    full = ptx.min_nan(ptx.div(6.0 * e4m3_scale_bound, amax), FP32_MAX)
     is_zero = (amax == Float32(0.0)) | (full == Float32(0.0))
     encode = ptx.select(is_zero, Float32(1.0), full)
     outside = (amax < Float32(AMAX_LOW)) | (amax > Float32(AMAX_HIGH))
@@ -112,7 +112,7 @@ def table_entry(
     scale = minifloat.e4m3_to_float(scale_byte)
     decode = ptx.rcp(g.encode)
     multiplier = ptx.min_nan(ptx.rcp(ptx.mul(scale, decode)), FP32_MAX)
-    weight = scale if encoding.error == "mae" else ptx.mul(scale, scale)
+    weight = scale if encoding.err_mode == "mae" else ptx.mul(scale, scale)
     weight = ptx.select(scale_byte == Uint32(0), Float32(1.0), weight)
     weight = ptx.select(scale_byte == Uint32(_NAN_SCALE), Float32(0.0), weight)
     careful = (scale_byte < Uint32(_FIRST_NORMAL_SCALE)) | (scale_byte == Uint32(_NAN_SCALE))
@@ -134,7 +134,7 @@ def unrounded_scale(block_amax: Float32, g: GlobalScale, encoding: Encoding, wil
     Without wild the division is short; it is off only for a b so small that the scale is 0.
     """
     high, low = _reciprocal_pair(6.0)
-    if encoding.method == "standard":
+    if encoding.scheme == "nvfp4":
         return ptx.mul(block_amax, ptx.mul(g.encode, high))
     if wild:
         return ptx.mul(divide_any(block_amax, 6.0), g.encode)
@@ -205,26 +205,26 @@ def literal_candidate(x: list[Float32], multiplier) -> tuple[list[Uint32], None]
     return packing().pack(values), None
 
 
-def sum_in_order(deviations: list[Float32], error: str) -> Float32:
+def sum_in_order(deviations: list[Float32], err_mode: str) -> Float32:
     """|d| or d*d summed from the first to the last, each operation rounded once."""
     total = None
     for deviation in deviations:
-        term = ptx.abs_(deviation) if error == "mae" else ptx.mul(deviation, deviation)
+        term = ptx.abs_(deviation) if err_mode == "mae" else ptx.mul(deviation, deviation)
         total = term if total is None else ptx.add(total, term)
     return total
 
 
-def estimate(deviations: list[Float32], error: str) -> Float32:
+def estimate(deviations: list[Float32], err_mode: str) -> Float32:
     """The same sum for an estimate: squares by fma."""
-    if error == "mae":
-        return sum_in_order(deviations, error)
+    if err_mode == "mae":
+        return sum_in_order(deviations, err_mode)
     total = ptx.mul(deviations[0], deviations[0])
     for deviation in deviations[1:]:
         total = ptx.fma(deviation, deviation, total)
     return total
 
 
-def error_bound(weighted: Float32, base: Float32, error: str, rows: int) -> Float32:
+def error_bound(weighted: Float32, base: Float32, err_mode: str, rows: int) -> Float32:
     """How far apart two weighted estimates must be to order the reference's errors.
 
     weighted is one of the two estimates times its weight (scale, or scale squared for squares), so
@@ -237,7 +237,7 @@ def error_bound(weighted: Float32, base: Float32, error: str, rows: int) -> Floa
     are larger than all that.
     """
     many, scale = 1.0 if rows == 1 else 16.0, packing().scale
-    if error == "mae":
+    if err_mode == "mae":
         return ptx.fma(base, many * scale * 2.0**-13, ptx.mul(weighted, 2.0**-17))
     square = ptx.mul(base, base)
     return ptx.fma(square, many * scale**2 * 2.0**-14, ptx.mul(weighted, 2.0**-15))
@@ -275,18 +275,18 @@ def short_decode(scale: Float32, g: GlobalScale, encoding: Encoding) -> tuple[Fl
     If u = fl(fl(scale * G) / (6 * bound)) has two bits to spare and the decoded 1.5 is 1.5 * u,
     then fl(fl(fl(q*s) * G) / (6*bound)) is q * u for every q, without rounding.
     """
-    unit = divide_by(ptx.mul(scale, g.amax), 6.0 * encoding.bound)
-    half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * encoding.bound)
+    unit = divide_by(ptx.mul(scale, g.amax), 6.0 * encoding.e4m3_scale_bound)
+    half_more = divide_by(ptx.mul(ptx.mul(scale, 1.5), g.amax), 6.0 * encoding.e4m3_scale_bound)
     spare = ptx.and_(ptx.bits(unit), 3) == Uint32(0)
     return ptx.mul(unit, 1.0 / packing().scale), spare & (half_more == ptx.mul(unit, 1.5))
 
 
-def short_error(x: list[Float32], values: list[Float32], unit: Float32, error: str) -> Float32:
+def short_error(x: list[Float32], values: list[Float32], unit: Float32, err_mode: str) -> Float32:
     """exact_error where short_decode says that decoding is exact."""
     deviations = []
     for element, value in zip(x, values, strict=True):
         deviations.append(ptx.fma(ptx.abs_(value), unit, ptx.neg(ptx.abs_(element))))
-    return sum_in_order(deviations, error)
+    return sum_in_order(deviations, err_mode)
 
 
 def exact_error(
@@ -302,7 +302,7 @@ def exact_error(
     fl(q*s) is exact, and the factor of packed values passes through it and through the product
     with G, which stays in the normal range unless wild.
     """
-    divisor, unscale = 6.0 * encoding.bound, 1.0 / packing().scale
+    divisor, unscale = 6.0 * encoding.e4m3_scale_bound, 1.0 / packing().scale
     deviations = []
     for element, value in zip(x, values, strict=True):
         if wild:
@@ -312,7 +312,7 @@ def exact_error(
             product = ptx.mul(ptx.mul(value, scale), g.amax)
             decoded = divide_by(product, divisor, unscale)
         deviations.append(ptx.sub(ptx.abs_(decoded), ptx.abs_(element)))
-    return sum_in_order(deviations, encoding.error)
+    return sum_in_order(deviations, encoding.err_mode)
 
 
 def signed_codes(magnitudes: Uint32, signs: Uint32, sign_mask: Uint32) -> Uint32:

@@ -108,7 +108,7 @@ def columnwise(
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.encoding.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.e4m3_scale_bound)
     scaling = (table, g_amax, g.encode, g.four)
     if g.is_wild:
         columns_run(scaling, first, step, units, tiles, rows, cols, at, True, square, job)

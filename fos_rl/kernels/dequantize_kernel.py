@@ -19,7 +19,7 @@ class Decode:
     """
 
     what: str
-    bound: int
+    e4m3_scale_bound: int
     dtype: str
     many: bool
 
@@ -63,7 +63,7 @@ def decode(
             if const_expr(plan.many):
                 group = piece // count_each
             product = ptx.mul(scale, ptx.load_float(amax_at + group * 4))
-            scale = ptx.mul(product, arithmetic.reciprocal(6.0 * plan.bound))
+            scale = ptx.mul(product, arithmetic.reciprocal(6.0 * plan.e4m3_scale_bound))
         _decode_and_store(out_at + piece * 16, word, scale, plan.dtype)
         piece = piece + step
 

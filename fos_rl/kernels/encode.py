@@ -77,9 +77,9 @@ def _candidates(raw, rows, encoding, entries, kind):
             else:
                 made, deviations = arithmetic.literal_candidate(x, multiplier)
             packed[i] += made
-            if encoding.method == "standard" or deviations is None:
+            if encoding.scheme == "nvfp4" or deviations is None:
                 continue
-            estimated = arithmetic.estimate(deviations, encoding.error)
+            estimated = arithmetic.estimate(deviations, encoding.err_mode)
             totals[i] = estimated if totals[i] is None else ptx.add(totals[i], estimated)
     words = [word for candidate in packed for word in candidate]
     return words, [Float32(0.0) if total is None else total for total in totals]
@@ -101,7 +101,7 @@ def _exact_errors(raw, packed, holding, encoding, scales, g, wild, units=None):
             words = read(packed, (candidate * rows + row) * count, count)
             values = arithmetic.unpack_values(words)
             if units is not None:
-                error = arithmetic.short_error(x, values, units[candidate], encoding.error)
+                error = arithmetic.short_error(x, values, units[candidate], encoding.err_mode)
             else:
                 error = arithmetic.exact_error(x, values, scale, g, encoding, wild)
             row_errors[candidate].append(error)
@@ -190,7 +190,7 @@ def encode(
     g = GlobalScale(amax, encode_scale, four, Boolean(wild))
     rows, form = const_expr(holding.rows), const_expr(packing())
     count = const_expr(form.words * rows)
-    two = const_expr(encoding.method == "four_over_six")
+    two = const_expr(encoding.scheme == "four_over_six")
     base = arithmetic.unrounded_scale(block_max, g, encoding, wild)
     pair = minifloat.e4m3_pair(base, ptx.mul(base, four))
     entry6 = ptx.and_(ptx.shl(pair, 4), 0x7F0)
@@ -232,7 +232,7 @@ def encode(
         weighted6 = ptx.mul(weight6, totals[0])
         delta = cute.make_rmem_tensor(1, Float32)
         delta[0] = warp_sum(ptx.sub(ptx.mul(weight4, totals[1]), weighted6), holding)
-        bound = arithmetic.error_bound(warp_sum(weighted6, holding), base, encoding.error, rows)
+        bound = arithmetic.error_bound(warp_sum(weighted6, holding), base, encoding.err_mode, rows)
         undecided = ~(ptx.abs_(delta[0]) > bound)
         if const_expr(wild):
             undecided = Boolean(True)

@@ -26,15 +26,15 @@ def _aligned(x: Tensor, num_bytes: int) -> Tensor:
 
 def _check_quantize(
     x: Tensor,
-    method: str,
+    scheme: str,
     block: str,
     err_mode: str,
-    bound: int,
+    e4m3_scale_bound: int,
     row_scaled: bool,
     columnwise: bool,
     global_amax: Tensor | None,
 ) -> None:
-    check_encoding(method, err_mode, bound)
+    check_encoding(scheme, err_mode, e4m3_scale_bound)
     check_input(x, block, row_scaled, columnwise, global_amax, once=False)
     _refuse(shape_reason(x.shape, x.dtype, False) or layout_reason(x))
 
@@ -42,10 +42,10 @@ def _check_quantize(
 @torch.library.custom_op("fos_rl::quantize_nvfp4", mutates_args=(), device_types="cuda")
 def quantize(
     x: Tensor,
-    method: str,
+    scheme: str,
     block: str,
     err_mode: str,
-    bound: int,
+    e4m3_scale_bound: int,
     row_scaled: bool,
     columnwise: bool,
     global_amax: Tensor | None,
@@ -56,9 +56,18 @@ def quantize(
         ValueError: for arguments that fos_rl.quant refuses.
         RuntimeError: for an input that no kernel takes: empty, float16, not contiguous.
     """
-    _check_quantize(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
+    _check_quantize(
+        x, scheme, block, err_mode, e4m3_scale_bound, row_scaled, columnwise, global_amax
+    )
     codes, scale, amax, _ = quantize_ops.quantize(
-        _aligned(x, 16), method, block, err_mode, bound, row_scaled, columnwise, global_amax
+        _aligned(x, 16),
+        scheme,
+        block,
+        err_mode,
+        e4m3_scale_bound,
+        row_scaled,
+        columnwise,
+        global_amax,
     )
     # An op may return neither an argument nor a view of one of its buffers.
     amax = amax.clone(memory_format=torch.contiguous_format)
@@ -66,8 +75,10 @@ def quantize(
 
 
 @quantize.register_fake
-def _(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax):
-    _check_quantize(x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
+def _(x, scheme, block, err_mode, e4m3_scale_bound, row_scaled, columnwise, global_amax):
+    _check_quantize(
+        x, scheme, block, err_mode, e4m3_scale_bound, row_scaled, columnwise, global_amax
+    )
     *stack, rows, cols = x.shape
     if columnwise:
         rows, cols = cols, rows
@@ -82,12 +93,12 @@ def _check_decode(
     codes: Tensor,
     block_scale: Tensor,
     global_amax: Tensor,
-    bound: int,
+    e4m3_scale_bound: int,
     dtype: torch.dtype,
     what: str,
 ) -> None:
-    check_decoding(bound, dtype, what)
-    check_parts(codes, block_scale, global_amax, bound, once=False)
+    check_decoding(e4m3_scale_bound, dtype, what)
+    check_parts(codes, block_scale, global_amax, e4m3_scale_bound, once=False)
     _refuse(shape_reason(codes.shape, dtype, True))
 
 
@@ -96,21 +107,23 @@ def decode(
     codes: Tensor,
     block_scale: Tensor,
     global_amax: Tensor,
-    bound: int,
+    e4m3_scale_bound: int,
     dtype: torch.dtype,
     what: str,
 ) -> Tensor:
     """``ops.decode``, of block scales as float8_e4m3fn or as bytes.
 
     Raises:
-        ValueError: for parts that do not belong together, or a bound, dtype or what there is not.
+        ValueError: for parts that do not belong together, or an unknown bound, dtype or what.
         RuntimeError: for no codes at all.
     """
-    _check_decode(codes, block_scale, global_amax, bound, dtype, what)
-    return quantize_ops.decode(_aligned(codes, 8), block_scale, global_amax, bound, dtype, what)
+    _check_decode(codes, block_scale, global_amax, e4m3_scale_bound, dtype, what)
+    return quantize_ops.decode(
+        _aligned(codes, 8), block_scale, global_amax, e4m3_scale_bound, dtype, what
+    )
 
 
 @decode.register_fake
-def _(codes, block_scale, global_amax, bound, dtype, what):
-    _check_decode(codes, block_scale, global_amax, bound, dtype, what)
+def _(codes, block_scale, global_amax, e4m3_scale_bound, dtype, what):
+    _check_decode(codes, block_scale, global_amax, e4m3_scale_bound, dtype, what)
     return codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype)

@@ -80,7 +80,7 @@ def flat(
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.encoding.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.e4m3_scale_bound)
     scaling = (table, g_amax, g.encode, g.four)
     start, step = Int32(cta) * job.plan.threads, Int32(ctas) * job.plan.threads
     units = (count - start + step - 1) // step
@@ -118,7 +118,7 @@ def rowwise(
             ptx.store_float(amax_at, g_amax)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, encoding.bound)
+    g = arithmetic.global_scale(g_amax, encoding.e4m3_scale_bound)
     scaling = (table, g_amax, g.encode, g.four)
     units = (row_blocks + (plan.threads - 1)) // plan.threads
     first, step = Int32(tid), Int32(plan.threads)
@@ -187,7 +187,7 @@ def square(
     g_amax = matrix_amax(amax, cta, matrix, stack, partials, job.plan)
     fill_table(table, g_amax, job)
     cute.arch.sync_threads()
-    g = arithmetic.global_scale(g_amax, job.encoding.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.e4m3_scale_bound)
     scaling = (table, g_amax, g.encode, g.four)
     if g.is_wild:
         square_run(scaling, first, step, units, across, tiles, row_blocks, at, True, job)

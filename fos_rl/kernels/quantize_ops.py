@@ -66,10 +66,10 @@ def _plan(
     shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
-    method: str,
+    scheme: str,
     block: str,
     err_mode: str,
-    bound: int,
+    e4m3_scale_bound: int,
     row_scaled: bool,
     columnwise: bool,
     amax_device: torch.device | None,
@@ -100,9 +100,9 @@ def _plan(
         layout = matrix_layout(rows, cols, stack, block == "16x16", columnwise, dtype, sms, given)
     encoding = (
         _DTYPE_NAMES[dtype],
-        method,
-        err_mode if method == "four_over_six" else "mae",
-        bound,
+        scheme,
+        err_mode if scheme == "four_over_six" else "mae",
+        e4m3_scale_bound,
     )
     constants = (layout.name, encoding, layout.plan, (codes, operand))
     launch = compile_cache.load("quantize", constants, architecture(device))
@@ -140,9 +140,9 @@ def _group_amax_launcher(device: torch.device, dtype: torch.dtype) -> Callable[.
 
 @functools.cache
 def _decode_launcher(
-    device: torch.device, what: str, bound: int, dtype: torch.dtype, many: bool
+    device: torch.device, what: str, e4m3_scale_bound: int, dtype: torch.dtype, many: bool
 ) -> Callable[..., None]:
-    constants = (what, bound, _DTYPE_NAMES[dtype], many)
+    constants = (what, e4m3_scale_bound, _DTYPE_NAMES[dtype], many)
     return compile_cache.load("decode", constants, architecture(device))
 
 
@@ -153,10 +153,10 @@ def _epilogue_launcher(device: torch.device, constants: tuple) -> Callable[..., 
 
 def quantize(
     x: Tensor,
-    method: str = "four_over_six",
+    scheme: str = "four_over_six",
     block: str = "1x16",
     err_mode: str = "mse",
-    bound: int = 256,
+    e4m3_scale_bound: int = 256,
     row_scaled: bool = False,
     columnwise: bool = False,
     global_amax: Tensor | None = None,
@@ -174,10 +174,10 @@ def quantize(
         shape,
         x.dtype,
         x.device,
-        method,
+        scheme,
         block,
         err_mode,
-        bound,
+        e4m3_scale_bound,
         row_scaled,
         columnwise,
         amax_device,
@@ -228,7 +228,7 @@ def decode(
     codes: Tensor,
     block_scale: Tensor,
     global_amax: Tensor,
-    bound: int,
+    e4m3_scale_bound: int,
     dtype: torch.dtype,
     what: str = "value",
 ) -> Tensor:
@@ -239,7 +239,7 @@ def decode(
     device = codes.device
     *lead, half = codes.shape
     rows, amaxes = math.prod(lead), global_amax.numel()
-    launch = _decode_launcher(device, what, bound, dtype, amaxes > 1 and what == "value")
+    launch = _decode_launcher(device, what, e4m3_scale_bound, dtype, amaxes > 1 and what == "value")
     ctas = -(-rows * 2 * half * dtype.itemsize // (16 * _DECODE_THREADS))
     out = torch.empty_strided((rows, 2 * half), (2 * half, 1), dtype=dtype, device=device)
     block_scale = block_scale.contiguous().view(torch.uint8)

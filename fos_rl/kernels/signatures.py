@@ -67,12 +67,18 @@ def group_amax(dtype: str, threads: int):
     return launch, (_matrix(dtype, 16, 16), *addresses, _stream(), AmaxPlan(dtype, threads))
 
 
-def decode(what: str, bound: int, dtype: str, many: bool):
+def decode(what: str, e4m3_scale_bound: int, dtype: str, many: bool):
     launch = dequantize_kernel.launch_decode
     tensors = (
         _matrix("uint8", 8, 8), _matrix("uint8", 1, 1), _vector(), _matrix(dtype, 16, 16),
     )  # fmt: skip
-    return launch, (*tensors, Int32(1), Int32(1), _stream(), Decode(what, bound, dtype, many))
+    return launch, (
+        *tensors,
+        Int32(1),
+        Int32(1),
+        _stream(),
+        Decode(what, e4m3_scale_bound, dtype, many),
+    )
 
 
 def epilogue(dtype: str, reciprocal: float, row_scaled: bool, bias: bool):

@@ -33,7 +33,7 @@ def encode_held(
     job: cutlass.Constexpr,
 ):
     """Encode and store one block; a warp with one amax out of range takes the code for all."""
-    g = arithmetic.global_scale(g_amax, job.encoding.bound)
+    g = arithmetic.global_scale(g_amax, job.encoding.e4m3_scale_bound)
     scaling = (Uint32(0), g_amax, g.encode, g.four)
     if cute.arch.vote_any_sync(g.is_wild):
         encode_and_store(raw, scaling, block_max, block, is_mine, Int32(0), at, True, ONE_ROW, job)

@@ -73,7 +73,7 @@ def allocate_scratch() -> Uint32:
 def fill_table(table: Uint32, amax: Float32, job: cutlass.Constexpr):
     """Write the table of every E4M3 scale for amax, by all threads of the CTA."""
     tid, _, _ = cute.arch.thread_idx()
-    g = arithmetic.global_scale(amax, job.encoding.bound)
+    g = arithmetic.global_scale(amax, job.encoding.e4m3_scale_bound)
     for start in range_constexpr(0, TABLE_ENTRIES, job.plan.threads):
         index = Uint32(tid) + Uint32(start)
         if index < Uint32(TABLE_ENTRIES):

@@ -47,16 +47,16 @@ def use_cute(
 
 def cute_quantize(
     x: Tensor,
-    method: str,
+    scheme: str,
     block: str,
     err_mode: str,
-    bound: int,
+    e4m3_scale_bound: int,
     row_scaled: bool,
     columnwise: bool,
     global_amax: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """codes, block_scale and global_amax of x by the kernels; an opaque op while compiling."""
-    arguments = (x, method, block, err_mode, bound, row_scaled, columnwise, global_amax)
+    arguments = (x, scheme, block, err_mode, e4m3_scale_bound, row_scaled, columnwise, global_amax)
     if torch.compiler.is_compiling():
         from fos_rl.kernels import library
 
@@ -72,12 +72,12 @@ def cute_decode(
     codes: Tensor,
     block_scale: Tensor,
     global_amax: Tensor,
-    bound: int,
+    e4m3_scale_bound: int,
     dtype: torch.dtype,
     what: Literal["value", "operand"],
 ) -> Tensor:
     """The values or the exact operand of an NVFP4 tensor by the kernels."""
-    arguments = (codes, block_scale.view(torch.uint8), global_amax, bound, dtype, what)
+    arguments = (codes, block_scale.view(torch.uint8), global_amax, e4m3_scale_bound, dtype, what)
     if torch.compiler.is_compiling():
         from fos_rl.kernels import library
 
@@ -87,9 +87,9 @@ def cute_decode(
 
 def cute_quantize_for_gemm(
     x: Tensor,
-    method: str,
+    scheme: str,
     err_mode: str,
-    bound: int,
+    e4m3_scale_bound: int,
     row_scaled: bool,
     global_amax: Tensor | None,
     codes: bool,
@@ -97,10 +97,10 @@ def cute_quantize_for_gemm(
     """The exact operand of 1x16 blocks, global_amax, and codes with block_scale if asked for."""
     out_codes, block_scale, amax, operand = quantize_ops.quantize(
         x,
-        method,
+        scheme,
         "1x16",
         err_mode,
-        bound,
+        e4m3_scale_bound,
         row_scaled,
         global_amax=global_amax,
         codes=codes,

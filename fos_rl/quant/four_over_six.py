@@ -45,7 +45,7 @@ def four_over_six_quantize(
     backend: Backend = "auto",
 ) -> NVFP4Tensor:
     """Return x in four-over-six NVFP4: codes [..., R, C/2], block_scale [..., R, C/16],
-    global_amax, bound.
+    global_amax, e4m3_scale_bound.
 
     x is fp32, bf16 or fp16 [..., R, C], C % 16 == 0 (R too with 16x16 blocks), widened to fp32
     exactly; a leading stack (experts) has an amax for each matrix. With G the amax and b the

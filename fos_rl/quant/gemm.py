@@ -143,7 +143,7 @@ def quantized_gemm(
     out = raw_gemm(a, b, gemm, b_operand)
     if not isinstance(a, MXFP8Tensor):
         assert isinstance(b, NVFP4Tensor)
-        bounds = (a.bound, b.bound)
+        bounds = (a.e4m3_scale_bound, b.e4m3_scale_bound)
         amaxes = (a.global_amax.numel(), b.global_amax.numel())
         if amaxes != (out.shape[0] if row_scaled else 1, 1):
             raise ValueError(

@@ -116,7 +116,9 @@ def _quantize_rows(
 def _part(t: QuantizedTensor, index: int | slice) -> QuantizedTensor:
     """Return one matrix of a stack, or some rows of a matrix that has an amax for each row."""
     if isinstance(t, NVFP4Tensor):
-        return NVFP4Tensor(t.codes[index], t.block_scale[index], t.global_amax[index], t.bound)
+        return NVFP4Tensor(
+            t.codes[index], t.block_scale[index], t.global_amax[index], t.e4m3_scale_bound
+        )
     return MXFP8Tensor(t.data[index], t.scale[index])
 
 
@@ -153,7 +155,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
         if not isinstance(multiplied, MXFP8Tensor):
             assert isinstance(w, NVFP4Tensor)
             w_amax = per_row(w.global_amax[:, 0], group)
-            bounds = (multiplied.bound, w.bound)
+            bounds = (multiplied.e4m3_scale_bound, w.e4m3_scale_bound)
             row_scaled = quantizer.row_scaled_activation
             out = apply_global_scales(out, multiplied.global_amax, w_amax, bounds, row_scaled)
         kept_x: tuple[Tensor, ...] = ()

@@ -37,7 +37,8 @@ class NVFP4Tensor:
     a row.
     global_amax: fp32 [..., 1] (one per matrix) or [..., R] (row-scaled), the amax itself, not a
     scale.
-    bound: 448 or 256, the largest block scale the map-to-6 encoding may use; part of the meaning.
+    e4m3_scale_bound: 448 or 256, the largest block scale that the map-to-6 encoding may use; part
+    of the meaning, and "bound" in formulas.
 
     value = E2M1(code) * block_scale * global_amax / (6 * bound)
 
@@ -49,7 +50,7 @@ class NVFP4Tensor:
     codes: UInt8[Tensor, "*stack rows half_cols"]
     block_scale: Float[Tensor, "*stack rows blocks"]
     global_amax: Float[Tensor, "*stack scales"]
-    bound: int
+    e4m3_scale_bound: int
 
     def __post_init__(self) -> None:
         codes, scale = self.codes, self.block_scale
@@ -58,7 +59,7 @@ class NVFP4Tensor:
                 f"codes are {codes.dtype}, block_scale is {scale.dtype}; they must be uint8 and "
                 "float8_e4m3fn. Reinterpret bytes with .view(dtype)."
             )
-        check_parts(codes, scale, self.global_amax, self.bound)
+        check_parts(codes, scale, self.global_amax, self.e4m3_scale_bound)
 
     @property
     def shape(self) -> torch.Size:
@@ -80,12 +81,13 @@ class NVFP4Operand:
     """A matrix in NVFP4 as a GEMM multiplies it, for a caller that needs no codes.
 
     operand: [R, C], what exact_operand makes of the codes: E2M1(code) * block_scale.
-    global_amax, bound: those of NVFP4Tensor; value = operand * global_amax / (6 * bound).
+    global_amax, e4m3_scale_bound: those of NVFP4Tensor, so that
+    value = operand * global_amax / (6 * bound).
     """
 
     operand: Float[Tensor, "rows cols"]
     global_amax: Float[Tensor, "scales"]
-    bound: int
+    e4m3_scale_bound: int
 
 
 def nvfp4_quantize(
@@ -109,7 +111,7 @@ def nvfp4_quantize(
     """
     check_input(x, block, row_scaled, columnwise, global_amax)
     if use_cute(backend, x):
-        parts = cute_quantize(x, "standard", block, "mae", 448, row_scaled, columnwise, global_amax)
+        parts = cute_quantize(x, "nvfp4", block, "mae", 448, row_scaled, columnwise, global_amax)
         return NVFP4Tensor(*parts, 448)
     x, amax = matrix_and_amax(x.detach(), row_scaled, columnwise, global_amax)
     magnitude, signs, block_amax = split_blocks(x, block)
@@ -130,9 +132,11 @@ def nvfp4_dequantize(
     amax above FLT_MAX/448. The sign of zero is kept and a NaN scale gives NaN.
     """
     if use_cute(backend, t.codes, dtype=dtype):
-        return cute_decode(t.codes, t.block_scale, t.global_amax, t.bound, dtype, "value")
+        return cute_decode(
+            t.codes, t.block_scale, t.global_amax, t.e4m3_scale_bound, dtype, "value"
+        )
     factor = t.block_scale.to(torch.float32) * t.global_amax.unsqueeze(-1)
-    factor.mul_(1.0 / (6.0 * t.bound))
+    factor.mul_(1.0 / (6.0 * t.e4m3_scale_bound))
     values = decode_e2m1(t.codes).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
     return values.mul_(factor.unsqueeze(-1)).flatten(-2).to(dtype)
 
@@ -147,6 +151,8 @@ def exact_operand(
     bound_b).
     """
     if use_cute(backend, t.codes, dtype=dtype):
-        return cute_decode(t.codes, t.block_scale, t.global_amax, t.bound, dtype, "operand")
+        return cute_decode(
+            t.codes, t.block_scale, t.global_amax, t.e4m3_scale_bound, dtype, "operand"
+        )
     values = decode_e2m1(t.codes, dtype).unflatten(-1, (t.block_scale.shape[-1], BLOCK))
     return values.mul_(t.block_scale.to(dtype).unsqueeze(-1)).flatten(-2)

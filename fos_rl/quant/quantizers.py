@@ -85,7 +85,7 @@ class NVFP4Quantizer:
             return quantized, quantized
         per_row = self.row_scaled_activation if amax_per_row is None else amax_per_row
         operand, amax, parts = cute_quantize_for_gemm(
-            x, self._method, self.err_mode, self._bound, per_row, amax, forms == "both"
+            x, self.scheme, self.err_mode, self._bound, per_row, amax, forms == "both"
         )
         quantized = None if parts is None else NVFP4Tensor(*parts, amax, self._bound)
         return NVFP4Operand(operand, amax, self._bound), quantized
@@ -136,11 +136,6 @@ class NVFP4Quantizer:
         return NVFP4Tensor(codes, block_scale, global_amax, self._bound)
 
     @property
-    def _method(self) -> str:
-        """The scheme as the kernels name it."""
-        return "four_over_six" if self.scheme == "four_over_six" else "standard"
-
-    @property
     def _bound(self) -> int:
         return self.e4m3_scale_bound if self.scheme == "four_over_six" else 448
 
@@ -152,10 +147,10 @@ class NVFP4Quantizer:
 
     def check_prepared(self, t: QuantizedTensor) -> None:
         assert isinstance(t, NVFP4Tensor)
-        if t.bound != self._bound:
+        if t.e4m3_scale_bound != self._bound:
             raise ValueError(
-                f"quantized_weight has e4m3_scale_bound {t.bound}, the quantizer {self._bound}. "
-                "Prepare the weight with the quantizer it is used with."
+                f"quantized_weight has e4m3_scale_bound {t.e4m3_scale_bound}, the quantizer "
+                f"{self._bound}. Prepare the weight with the quantizer it is used with."
             )
         if t.global_amax.shape != (*t.shape[:-2], 1):
             raise ValueError(

@@ -53,10 +53,10 @@ def on_the_cpu(monkeypatch):
 def quantize_arguments(x: Tensor, **changes) -> tuple:
     named = {
         "x": x,
-        "method": "four_over_six",
+        "scheme": "four_over_six",
         "block": "1x16",
         "err_mode": "mse",
-        "bound": 256,
+        "e4m3_scale_bound": 256,
         "row_scaled": False,
         "columnwise": False,
         "global_amax": None,
@@ -69,7 +69,7 @@ def decode_arguments(t: NVFP4Tensor, **changes) -> tuple:
         "codes": t.codes,
         "block_scale": t.block_scale.view(torch.uint8),
         "global_amax": t.global_amax,
-        "bound": t.bound,
+        "e4m3_scale_bound": t.e4m3_scale_bound,
         "dtype": torch.bfloat16,
         "what": "value",
     }
@@ -88,8 +88,8 @@ GOOD = {
     "rows given": quantize_arguments(X, row_scaled=True, global_amax=torch.ones(48)),
     "a slice of others": quantize_arguments(X, row_scaled=True, global_amax=torch.ones(96)[::2]),
     "columns": quantize_arguments(X, columnwise=True),
-    "squares": quantize_arguments(X, block="16x16", err_mode="mae", bound=448),
-    "standard": quantize_arguments(X, method="standard", bound=448),
+    "squares": quantize_arguments(X, block="16x16", err_mode="mae", e4m3_scale_bound=448),
+    "nvfp4": quantize_arguments(X, scheme="nvfp4", e4m3_scale_bound=448),
     "stack": quantize_arguments(STACK),
     "stack of rows": quantize_arguments(STACK, row_scaled=True),
     "stack of columns": quantize_arguments(STACK, columnwise=True, block="16x16"),
@@ -98,7 +98,7 @@ GOOD = {
     "operand": decode_arguments(T, what="operand", dtype=torch.float32),
     "stacked values": decode_arguments(STACKED, dtype=torch.float32),
     "strided codes": decode_arguments(
-        NVFP4Tensor(T.codes[::2], T.block_scale[::2], T.global_amax[::2], T.bound)
+        NVFP4Tensor(T.codes[::2], T.block_scale[::2], T.global_amax[::2], T.e4m3_scale_bound)
     ),
 }
 
@@ -126,11 +126,11 @@ BAD_INPUTS = {
     "not contiguous": (quantize_arguments(X[:, :32]), "not contiguous"),
     "transposed": (quantize_arguments(X.t()), "not contiguous"),
     "empty": (quantize_arguments(X[:0]), "empty"),
-    "method": (quantize_arguments(X, method="nvfp4"), "method is 'nvfp4'"),
+    "scheme": (quantize_arguments(X, scheme="fp4"), "scheme is 'fp4'"),
     "block": (quantize_arguments(X, block="16x1"), "block is '16x1'"),
     "error": (quantize_arguments(X, err_mode="max"), "err_mode is 'max'"),
-    "bound": (quantize_arguments(X, bound=300), "bound is 300"),
-    "standard bound": (quantize_arguments(X, method="standard"), "bound is 256"),
+    "bound": (quantize_arguments(X, e4m3_scale_bound=300), "bound is 300"),
+    "nvfp4 bound": (quantize_arguments(X, scheme="nvfp4"), "e4m3_scale_bound is 256"),
     "row-scaled squares": (quantize_arguments(X, row_scaled=True, block="16x16"), "row_scaled"),
     "row-scaled columns": (quantize_arguments(X, row_scaled=True, columnwise=True), "row_scaled"),
     "few amaxes": (
@@ -167,7 +167,7 @@ BAD_INPUTS = {
         decode_arguments(T, codes=T.codes[0], block_scale=T.block_scale[0]),
         "codes have shape",
     ),
-    "bound of codes": (decode_arguments(T, bound=0), "bound is 0"),
+    "bound of codes": (decode_arguments(T, e4m3_scale_bound=0), "bound is 0"),
     "dtype to decode to": (decode_arguments(T, dtype=torch.float16), "dtype is torch.float16"),
     "what": (decode_arguments(T, what="codes"), "what is 'codes'"),
     "no codes": (
@@ -199,7 +199,7 @@ def test_tensors_on_two_devices_are_refused(on_the_cpu) -> None:
     for call in (
         lambda: library.quantize(*quantize_arguments(X, global_amax=elsewhere)),
         lambda: library.decode(*decode_arguments(T, global_amax=elsewhere)),
-        lambda: NVFP4Tensor(T.codes, T.block_scale, elsewhere, T.bound),
+        lambda: NVFP4Tensor(T.codes, T.block_scale, elsewhere, T.e4m3_scale_bound),
         lambda: four_over_six_quantize(X, global_amax=elsewhere),
     ):
         with pytest.raises((ValueError, RuntimeError), match=r"global_amax (is )?on meta"):

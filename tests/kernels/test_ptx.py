@@ -53,9 +53,9 @@ KERNELS = {
         (128, "given", "", 4, True),
         0,
     ),
-    "standard": (
+    "nvfp4": (
         "columnwise",
-        ("bfloat16", "standard", "mae", 448),
+        ("bfloat16", "nvfp4", "mae", 448),
         (128, "given", "", 6, True),
         0,
     ),
@@ -137,10 +137,10 @@ def test_the_ptx_is_of_the_cuda_version_that_the_driver_is_asked_for(compiled) -
 
 
 def _reference(name: str, x: torch.Tensor):
-    layout, (_, method, err_mode, bound), _, _ = KERNELS[name]
+    layout, (_, scheme, err_mode, bound), _, _ = KERNELS[name]
     block = "16x16" if "square" in layout else "1x16"
     columnwise = layout.startswith("columnwise")
-    if method == "standard":
+    if scheme == "nvfp4":
         return nvfp4_quantize(x, block=block, columnwise=columnwise, backend="reference")
     return four_over_six_quantize(
         x, block, err_mode, bound, layout in FINDS_AMAX, columnwise=columnwise, backend="reference"

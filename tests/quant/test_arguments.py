@@ -42,7 +42,9 @@ def test_float64_operands(linear) -> None:
 def test_no_gradient_flows_through_a_quantizer(quantize) -> None:
     """Not through the amax either, which is of the input itself."""
     t = quantize(X.clone().requires_grad_())
-    assert not any(getattr(t, name).requires_grad for name in t.__slots__ if name != "bound")
+    assert not any(
+        getattr(t, name).requires_grad for name in t.__slots__ if name != "e4m3_scale_bound"
+    )
 
 
 @pytest.mark.parametrize("linear", LINEARS)
@@ -103,10 +105,10 @@ def test_parts_of_an_nvfp4_tensor() -> None:
     t = nvfp4_quantize(X)
     for amax in (t.global_amax.double(), t.global_amax.bfloat16()):
         with pytest.raises(ValueError, match="global_amax is"):
-            NVFP4Tensor(t.codes, t.block_scale, amax, t.bound)
+            NVFP4Tensor(t.codes, t.block_scale, amax, t.e4m3_scale_bound)
     # 40 columns: two blocks and a half.
     with pytest.raises(ValueError, match="whole blocks"):
-        NVFP4Tensor(t.codes[:, :20], t.block_scale[:, :2], t.global_amax, t.bound)
+        NVFP4Tensor(t.codes[:, :20], t.block_scale[:, :2], t.global_amax, t.e4m3_scale_bound)
 
 
 @pytest.mark.parametrize("linear", LINEARS)

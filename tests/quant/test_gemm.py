@@ -18,7 +18,7 @@ from tests.quant.quant_goldens import assert_bytes
 
 def real_values(t: NVFP4Tensor) -> torch.Tensor:
     """What t stands for, in float64 without any rounding."""
-    factor = t.global_amax.double().unsqueeze(-1) / (6 * t.bound)
+    factor = t.global_amax.double().unsqueeze(-1) / (6 * t.e4m3_scale_bound)
     return exact_operand(t, torch.float32).double() * factor
 
 

@@ -62,7 +62,7 @@ def operand_functions(linear, knobs):
         )
 
     def real(t):
-        factor = t.global_amax.double().unsqueeze(-1) / (6 * t.bound)
+        factor = t.global_amax.double().unsqueeze(-1) / (6 * t.e4m3_scale_bound)
         return exact_operand(t, torch.float32).double() * factor
 
     block = knobs.get("weight_block", "16x16")

@@ -42,7 +42,7 @@ def test_standard_against_numpy(kind, row, columnwise):
     assert_bytes(actual.block_scale, torch.from_numpy(scales), "scales")
     assert_bytes(unpacked, torch.from_numpy(codes), "codes")
     assert_bytes(actual.global_amax, amax, "amax")
-    assert actual.bound == 448
+    assert actual.e4m3_scale_bound == 448
 
 
 def test_standard_16x16_against_numpy():
@@ -108,4 +108,4 @@ def test_tensor_properties_and_errors():
     with pytest.raises(ValueError, match="uint8 and float8_e4m3fn"):
         NVFP4Tensor(t.codes, t.block_scale.view(torch.uint8), t.global_amax, 256)
     with pytest.raises(AttributeError):
-        t.bound = 448
+        t.e4m3_scale_bound = 448
