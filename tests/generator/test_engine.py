@@ -1,7 +1,11 @@
 """The generator against the trainer: real vLLM with the shared decoder, both in this process."""
 
 import math
+import sys
+import threading
+import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +16,11 @@ from vllm import SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from fos_rl.algorithms.dealing import sample_groups
-from fos_rl.config import RolloutConfig
+from fos_rl.config import RolloutConfig, parse_config
+from fos_rl.grpo import grpo_steps
 from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
+from tests.support.loop import GivenPrompts, LengthRewards, MemoryJournal
 from tests.support.pair import Pair, batch_of, random_prompts, tiny_pair
 
 FAMILIES = ["llama", "qwen2", "qwen3", "qwen3_moe"]
@@ -164,3 +170,59 @@ def test_a_temperature_that_vllm_would_change_is_refused(fp32_pair: Pair) -> Non
     with pytest.raises(ValueError, match=r"temperature = 0.001: vLLM changed it to 0.01"):
         fp32_pair.generate(random_prompts(1))
     fp32_pair.set_temperature(1.0)
+
+
+@pytest.mark.parametrize("fp32_pair", ["llama"], indirect=True)
+def test_a_prompt_passes_at_most_five_functions(fp32_pair: Pair, monkeypatch) -> None:
+    """From `grpo_steps` to the engine's `add_request`, through the engine's thread, too. A remote
+    generator adds two: a handle's call, and the actor's."""
+    submit = ThreadPoolExecutor.submit
+    engine = fp32_pair.generator._engine
+    add_request = engine.add_request
+    submitters: dict[int, list[str]] = {}
+    ways: list[list[str]] = []
+
+    def stack() -> list[str]:
+        """fos_rl's functions from the innermost outwards, with those that wait for this thread."""
+        here = [
+            frame.f_code.co_qualname
+            for frame, _ in traceback.walk_stack(sys._getframe(1))
+            if frame.f_globals["__name__"].startswith("fos_rl.")
+        ]
+        return here + submitters.get(threading.get_ident(), [])
+
+    def traced_submit(pool, call, *arguments):
+        waiting = stack()
+
+        def traced_call():
+            submitters[threading.get_ident()] = waiting
+            return call(*arguments)
+
+        return submit(pool, traced_call)
+
+    def traced_add_request(*arguments, **named):
+        ways.append(stack())
+        return add_request(*arguments, **named)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", traced_submit)
+    monkeypatch.setattr(engine, "add_request", traced_add_request)
+    config = parse_config(
+        {"model": {"path": "random:llama"}, "data": {"type": "vowels"}, "steps": 1}
+    )
+    prompts = random_prompts(2)
+    steps = grpo_steps(
+        config,
+        prompts=GivenPrompts(prompts),
+        trainer=fp32_pair.trainer,
+        # Twice the same, so that prompts pass the threads of a deal.
+        generators=[fp32_pair.generator] * 2,
+        # Nothing is learned, and the pair stays as it is.
+        rewards=LengthRewards(0.0),
+        journal=MemoryJournal(),
+    )
+    assert len(list(steps)) == 1
+    sampled = [way for way in ways if "VllmGenerator.rescore" not in way]
+    assert len(sampled) == 4 * len(prompts)
+    for way in sampled:
+        assert way[-1] == "grpo_steps"
+        assert len(way) <= 5, way
