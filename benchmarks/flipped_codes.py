@@ -248,7 +248,7 @@ def compare(
             differing = codes != other_codes
             count = int(differing.sum())
             if x.shape[-1] == 2 * codes.shape[-1]:
-                # Two 4-bit codes a byte.
+                # Two 4-bit codes per byte.
                 low = ((codes ^ other_codes) & 0x0F) != 0
                 count = int(low.sum()) + int(((codes ^ other_codes) >> 4 != 0).sum())
             changed = differing.any(-1) | (scales != other_scales).any(-1)

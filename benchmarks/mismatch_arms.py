@@ -1,4 +1,4 @@
-"""Generator against trainer, log-prob by log-prob, for every recipe, model kind and compute dtype.
+"""Generator against trainer, log-prob by log-prob, for every precision, model and dtype.
 
     python -m benchmarks.mismatch_arms
     python -m benchmarks.mismatch_arms --model models/SmolLM2-135M-Instruct --dtypes float32

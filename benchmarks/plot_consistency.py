@@ -1,4 +1,4 @@
-"""The picture of results/consistency_h200.json: mismatch beside its noise floor, for every recipe.
+"""The picture of results/consistency_h200.json: mismatch and its noise floor, for every precision.
 
 python -m benchmarks.plot_consistency
 """

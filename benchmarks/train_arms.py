@@ -1,4 +1,4 @@
-"""Three steps of `fos-rl train` for every recipe, backward mode and model kind, through Ray.
+"""Three steps of `fos-rl train` for every precision, backward mode and model kind, through Ray.
 
     python -m benchmarks.train_arms
 

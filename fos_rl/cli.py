@@ -46,7 +46,7 @@ _ABLATE_HELP = """\
 Run the arms of a study file under all its seeds, and compare them.
 
   fos-rl ablate experiments/laptop/study.toml --dry-run    check all arms, show the plan
-  fos-rl ablate experiments/laptop/study.toml              run, or go on where it stopped
+  fos-rl ablate experiments/laptop/study.toml              run, or continue where it stopped
   fos-rl ablate experiments/laptop/study.toml --arm mxfp8 --arm nvfp4
 
 Every arm is checked before the first starts. The folder (by default runs/STUDY) gets a run folder
@@ -68,7 +68,7 @@ not have identical first steps."""
 
 _PARITY_HELP = """\
 Run the same tokens through the trainer and through vLLM, without any training, and say where the
-two forwards part: the first operation that differs, differences an operation and a layer, flipped
+two forwards part: the first operation that differs, differences per operation and layer, flipped
 codes and expert choices, and the log-prob difference.
 
   fos-rl parity configs/demo.toml
@@ -118,7 +118,7 @@ explains why the recorded log-probs are not those of the run's arm.
   fos-rl rescore rollouts.jsonl --config configs/demo.toml         another toolkit's records
 
 Weights: the initial model for step 0, later steps need trainer.save_every. A JSONL file has one
-object a line with prompt_ids, response_ids, log_probs and, optionally, trainer_log_probs.
+object per line with prompt_ids, response_ids, log_probs and, optionally, trainer_log_probs.
 
 Exit status 1 when a difference is not explained. Noise, a named cause and flipped codes are
 explanations."""
@@ -167,7 +167,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _reader_is_gone(stream: TextIO) -> bool:
-    """Whether a stream is a pipe that nobody reads from any more."""
+    """Whether a stream is a pipe that nobody reads any more."""
     poll = select.poll()
     poll.register(stream, select.POLLOUT)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -210,13 +210,13 @@ def _parser() -> argparse.ArgumentParser:
         "--architecture",
         type=Path,
         metavar="FILE",
-        help="with --dry-run: a config.json to check with where the model is not at hand",
+        help="with --dry-run: a config.json to check with where the model is not available",
     )
     train.set_defaults(run=_train)
 
     resume = commands.add_parser(
         "resume",
-        help="go on with a run from its newest whole checkpoint",
+        help="continue a run from its newest whole checkpoint",
         description=_RESUME_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -284,9 +284,9 @@ def _parser() -> argparse.ArgumentParser:
         "--data", dest="sets", action="append", required=True, metavar="SET", help="name or file"
     )
     evaluate.add_argument(
-        "--samples", type=_positive, metavar="K", help="sampled responses a problem"
+        "--samples", type=_positive, metavar="K", help="sampled responses per problem"
     )
-    evaluate.add_argument("--greedy", action="store_true", help="one greedy response a problem")
+    evaluate.add_argument("--greedy", action="store_true", help="one greedy response per problem")
     precision = evaluate.add_mutually_exclusive_group()
     precision.add_argument("--recipe", metavar="NAME", help="as in fos-rl train")
     precision.add_argument(
@@ -359,7 +359,7 @@ def _add_diagnosis(commands: Any) -> None:
         type=_positive,
         default=2000,
         metavar="N",
-        help="tokens a step to score, prompts included (default 2000)",
+        help="tokens per step to score, prompts included (default 2000)",
     )
     rescore.set_defaults(run=_rescore)
 
@@ -400,7 +400,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.architecture is not None:
         if not args.dry_run:
             raise ValueError(
-                f"--architecture {args.architecture}: it stands in for a model in checks alone; "
+                f"--architecture {args.architecture}: it replaces a model in checks alone; "
                 "add --dry-run, or leave it out"
             )
         print("\n".join(check_without_model(config, args.architecture)))

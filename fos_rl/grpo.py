@@ -98,7 +98,7 @@ def timed(times: dict[str, float], phase: str) -> Iterator[None]:
 def phase_metrics(
     times: dict[str, float], sampled: Sequence[Sample], trained: Sequence[Sample]
 ) -> dict[str, float]:
-    """Seconds a phase, and the generator's and trainer's tokens a second."""
+    """Seconds per phase, and the generator's and trainer's tokens per second."""
     metrics = {f"time/{phase}_s": seconds for phase, seconds in times.items()}
     metrics["time/step_s"] = sum(times.values())
     response_tokens = sum(len(s.rollout.response_ids) for s in sampled)

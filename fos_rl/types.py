@@ -25,7 +25,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How many responses a prompt gets, and how they are sampled; temperature 0 is greedy."""
+    """Responses per prompt, and how they are sampled; temperature 0 is greedy."""
 
     num_samples: int
     temperature: float
@@ -72,7 +72,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one trainer step learns from: parallel arrays, one entry a sequence.
+    """What one trainer step learns from: parallel arrays, one entry per sequence.
 
     Example: token_ids[i] = [5, 9, 7, 2] with prompt_lengths[i] = 2 has two response tokens, 7 and
     2; generator_log_probs[i] = [-0.5, -1.2] belongs to them, advantages[i] to both.
@@ -115,7 +115,8 @@ class WeightBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a trainer step returns; log_probs are those before the update, one array a sequence."""
+    """What a trainer step returns; log_probs are those before the update, one array per
+    sequence."""
 
     policy_version: int
     metrics: dict[str, float]

@@ -1,4 +1,4 @@
-"""The contract: every field that can change a log-prob, compared by name; recipes and messages."""
+"""The contract: every field that can change a log-prob, by name; precisions and messages."""
 
 import typing
 from typing import Any

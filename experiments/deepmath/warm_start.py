@@ -88,7 +88,7 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         masters.publish()
         if step % 10 == 0 or step == len(batches) - 1:
-            print(f"step {step}: {loss.item():.3f} nats a token", flush=True)
+            print(f"step {step}: {loss.item():.3f} nats per token", flush=True)
     write_model(decoder, spec, args.model, args.out)
     total = sum(named_checksums(decoder).values()) % (1 << 64)
     print(f"weights {total:016x}")

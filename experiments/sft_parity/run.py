@@ -72,7 +72,7 @@ def read_bytes() -> Tensor:
 
 
 def batches(corpus: Tensor, steps: int, seed: int) -> Iterator[Tensor]:
-    """[SEQUENCES, LENGTH + 1] bytes a step, the same for every arm of a seed."""
+    """[SEQUENCES, LENGTH + 1] bytes per step, the same for every arm of a seed."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         starts = rng.integers(0, len(corpus) - LENGTH - 1, SEQUENCES)
@@ -101,7 +101,7 @@ def random_decoder(
 def train(
     arm: str, dtype: ComputeDtype, steps: int, seed: int, device: torch.device
 ) -> list[float]:
-    """The loss of every step, in nats a byte, before the step's update."""
+    """The loss of every step, in nats per byte, before the step's update."""
     precision, backward = arms(dtype)[arm]
     decoder, masters = random_decoder(precision, backward, seed, device)
     optimizer = torch.optim.AdamW(list(masters), lr=LEARNING_RATE, betas=(0.9, 0.95))
@@ -129,15 +129,16 @@ def report(results: dict[str, Any]) -> str:
     lines = [
         "# Next-token training, four-over-six against bf16",
         "",
-        f"{results['steps']} steps, seeds {results['seeds']}, {results['tokens_per_step']} bytes a "
-        f"step, {results['parameters'] / 1e6:.1f} M parameters; {results['environment']['device']}"
+        f"{results['steps']} steps, seeds {results['seeds']}, {results['tokens_per_step']} bytes "
+        f"per step, {results['parameters'] / 1e6:.1f} M parameters; "
+        f"{results['environment']['device']}"
         f", {results['compute_dtype']} activations, {results['environment']['started'][:10]}. "
         f"`python experiments/sft_parity/run.py`",
         "",
-        "Loss in nats a byte. The difference is taken seed by seed over the last 10 steps; its",
+        "Loss in nats per byte. The difference is taken seed by seed over the last 10 steps; its",
         "interval is the 95 % t interval over seeds.",
         "",
-        "| arm | loss, last step | loss, last 10 steps | minus bf16 | seconds a step |",
+        "| arm | loss, last step | loss, last 10 steps | minus bf16 | seconds per step |",
         "| --- | --- | --- | --- | --- |",
     ]
     for arm, values in losses.items():
@@ -168,8 +169,8 @@ def plot(results: dict[str, Any], file: Path) -> None:
         left.plot(values.mean(0), label=arm)
         if arm != "bf16":
             right.plot((values - losses["bf16"]).mean(0), label=arm)
-    left.set(title="Training loss, mean of seeds", xlabel="step", ylabel="nats a byte")
-    right.set(title="Difference to bf16, same seed", xlabel="step", ylabel="nats a byte")
+    left.set(title="Training loss, mean of seeds", xlabel="step", ylabel="nats per byte")
+    right.set(title="Difference to bf16, same seed", xlabel="step", ylabel="nats per byte")
     right.axhline(0, color="black", linewidth=0.8)
     left.legend()
     figure.savefig(file, metadata={"Date": None})

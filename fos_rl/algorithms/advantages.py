@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Integer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """One advantage a sequence, and which sequences belong to a group without reward variance.
+    """One advantage per sequence, and which sequences belong to a group without reward variance.
 
     Example: rewards [1, 0, 0, 0] of one group have mean 0.25 and standard deviation 0.5, so
     advantages are [1.5, -0.5, -0.5, -0.5]; a second group of rewards [1, 1] has advantages [0, 0],

@@ -15,7 +15,7 @@ def token_weights(
     aggregation: Aggregation,
     max_new_tokens: int,
 ) -> list[Float[np.ndarray, "_"]]:
-    """Each token's share of the loss, 0 where the mask is False; one array a sequence.
+    """Each token's share of the loss, 0 where the mask is False; one array per sequence.
 
     With N sequences that have a True token, n_i True tokens in sequence i and T in all:
 

@@ -24,7 +24,7 @@ from fos_rl.config.algorithm import Correction, GeometricMask, MaskedWeights, Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionFactors:
-    """A factor a token, without gradient, and where the correction limited it or made it 0.
+    """A factor per token, without gradient, and where the correction limited it or made it 0.
 
     `truncated` and `masked` are None for a correction that does no such thing.
 
@@ -75,16 +75,16 @@ def truncate(log_rho: Float[Tensor, " tokens"], max_weight: float) -> Correction
     """min(rho, max_weight): truncated importance sampling (Yao et al. 2025,
     https://fengyao.notion.site/off-policy-rl; the truncation is Ionides 2008).
 
-    With one rho a token it corrects each token given its prefix. With a sequence's rho, the product
-    over its tokens, it corrects the whole response, prefixes included; that product's variance
-    grows with the length.
+    With one rho per token it corrects each token given its prefix. With a sequence's rho, the
+    product over its tokens, it corrects the whole response, prefixes included; that product's
+    variance grows with the length.
     """
     rho = bounded_exp(log_rho)
     return CorrectionFactors(weights=rho.clamp(max=max_weight), truncated=rho > max_weight)
 
 
 def mask_outside(log_rho: Float[Tensor, " tokens"], low: float, high: float) -> CorrectionFactors:
-    """rho where it lies in [low, high], else 0: IcePop (https://ringtech.notion.site/icepop).
+    """rho where it is in [low, high], else 0: IcePop (https://ringtech.notion.site/icepop).
 
     A token about which trainer and generator disagree so much carries no gradient at all, where
     truncation would keep it at the limit.
@@ -95,7 +95,7 @@ def mask_outside(log_rho: Float[Tensor, " tokens"], low: float, high: float) -> 
 
 
 def drop_outside(log_mean: Float[Tensor, " tokens"], low: float, high: float) -> CorrectionFactors:
-    """1, or 0 for every token of a sequence whose geometric mean of rho lies outside [low, high].
+    """1, or 0 for every token of a sequence whose geometric mean of rho is outside [low, high].
 
     Liu et al. 2025, "When Speed Kills Stability" (https://richardli.xyz/rl-collapse), the
     geometric sequence mask. The mean does not drift with the length as the product does.

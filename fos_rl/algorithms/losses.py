@@ -91,7 +91,7 @@ def ppo_clip_loss(
 def gspo_loss(
     tokens: PolicyTokens, band: tuple[float, float], dual_clip: float | None = None
 ) -> PolicyLoss:
-    """The clipped loss of one ratio a sequence: s = exp(mean_t log r_t), its tokens' geometric
+    """The clipped loss of one ratio per sequence: s = exp(mean_t log r_t), its tokens' geometric
     mean.
 
     Zheng et al. 2025 (arXiv:2507.18071), equations 5 and 7. A sequence is clipped as a whole, and

@@ -32,13 +32,13 @@ def mismatch_metrics(
       take d as it is. Below, exp(d) goes to 0 and needs no limit.
     - A group without a token (a tenth of the probabilities, a quarter of the lengths) is absent.
 
-    Pass response tokens only, one array a sequence.
+    Pass response tokens only, one array per sequence.
 
     Example: trainer [-1.0], generator [-1.5] have d = 0.5 and r = 1.6487: |d| = 0.5 throughout,
     k1 = -0.5, k2 = 0.125, k3 = r - 1 - d = 0.1487; the other direction, weighted by r, has
     k1 = r d = 0.8244, k2 = r d^2 / 2 = 0.2061, k3 = r d - (r - 1) = 0.1756; chi2 = (r - 1)^2
     = 0.4208, ess_frac = 1, perplexity_ratio = exp(-0.5) = 0.6065; by_probability/2, as
-    exp(-1.5) = 0.22 lies in [0.2, 0.3); by_position/0 and by_length/3.
+    exp(-1.5) = 0.22 is in [0.2, 0.3); by_position/0 and by_length/3.
 
     Raises:
         ValueError: when the two sides disagree about the number of sequences or of tokens.

@@ -1,4 +1,4 @@
-"""Plots with a row an arm: the first mismatch, the reward against the baseline, the time."""
+"""Plots with one row per arm: the first mismatch, the reward against the baseline, the time."""
 
 from collections.abc import Sequence
 

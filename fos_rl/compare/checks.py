@@ -160,7 +160,7 @@ def _first_step_settings(run: Run) -> str:
 
 
 def setting_differences(arms: Sequence[Arm]) -> dict[str, list[object]]:
-    """The settings in which arms differ, one value an arm; None where an arm does not have it."""
+    """The settings in which arms differ, one value per arm; None where an arm does not have it."""
     names = sorted(set(itertools.chain.from_iterable(arm.runs[0].settings for arm in arms)))
     values = {name: [arm.runs[0].settings.get(name) for arm in arms] for name in names}
     return {

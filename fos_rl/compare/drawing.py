@@ -1,4 +1,5 @@
-"""How a plot of the report is drawn: inline SVG, one colour, dash and marker an arm in all of them.
+"""How a plot of the report is drawn: inline SVG, one colour, dash and marker per arm in all of
+them.
 
 Text stays text, so that the page's own font, search and screen readers reach it. What belongs to
 arm 2 has an id with `--arm2--`, by which the page hides it.

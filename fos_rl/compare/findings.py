@@ -144,8 +144,8 @@ def _what_it_takes(unresolved: Sequence[Difference]) -> str:
             f"(two-sided t test, 5 %, power 80 %, spread of these seeds): {'; '.join(needed)}."
         )
     return (
-        f"{said} How many seeds would do cannot be told from these: it takes differences of two or "
-        "more seeds that are not all equal."
+        f"{said} How many seeds are needed cannot be derived from these: it takes differences of "
+        "two or more seeds that are not all equal."
     )
 
 

@@ -164,7 +164,7 @@ OVER_FLOOR = _FIRST["|d| mean over the floor"]
 LATER_K3 = _LATER["k3"]
 CLIPPED = _row("Clipping", "clipped tokens", "loss/clip_frac", form="{:.4f}")
 REWARD = _row("Reward", "reward, late", "reward/mean", "late")
-ENTROPY = _row("Policy", "entropy, late (nats a token)", "policy/entropy", "late")
+ENTROPY = _row("Policy", "entropy, late (nats per token)", "policy/entropy", "late")
 GRAD_NORM = _row("Policy", "gradient norm, mean", "trainer/grad_norm", form="{:.3g}")
 LENGTH = _row(
     "Responses", "length, late (tokens)", "rollout/response_length/mean", "late", form="{:.1f}"
@@ -177,7 +177,7 @@ TRAIN_SPEED = _row(
     "Speed", "train (tokens/s)", "throughput/train_tokens_per_s", "later", form="{:,.0f}"
 )
 PHASES = tuple(
-    _row("Seconds a step", phase, f"time/{phase}_s", "later", form="{:.2f}")
+    _row("Seconds per step", phase, f"time/{phase}_s", "later", form="{:.2f}")
     for phase in ("generate", "reward", "train", "sync", "step")
 )
 
@@ -188,11 +188,11 @@ QUANTITIES: tuple[Quantity, ...] = (
     _row("Clipping", "tokens outside the band", "loss/out_of_band_frac", form="{:.4f}"),
     _row("Reward", "reward, first step", "reward/mean", "first"),
     REWARD,
-    _row("Policy", "entropy, first step (nats a token)", "policy/entropy", "first"),
+    _row("Policy", "entropy, first step (nats per token)", "policy/entropy", "first"),
     ENTROPY,
     GRAD_NORM,
     _row("Policy", "gradient norm, max", "trainer/grad_norm", "all", "max", "{:.3g}"),
-    _row("Policy", "updates skipped a step", "trainer/skipped_updates", form="{:.2f}"),
+    _row("Policy", "updates skipped per step", "trainer/skipped_updates", form="{:.2f}"),
     LENGTH,
     _row("Responses", "truncated, late", "rollout/truncated_frac", "late"),
     GENERATE_SPEED,

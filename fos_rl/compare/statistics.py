@@ -40,7 +40,7 @@ class Interval:
 
     @property
     def resolved(self) -> bool:
-        """Whether 0 lies outside. Values without any spread resolve nothing: a handful of equal
+        """Whether 0 is outside. Values without any spread resolve nothing: a handful of equal
         numbers says that the quantity is coarse, not that it is certain."""
         return 0 < self.half_width < abs(self.mean)
 

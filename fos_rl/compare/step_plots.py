@@ -98,7 +98,7 @@ LENGTH = StepMetric(
 
 
 def plot_metric(arms: Sequence[Arm], metric: StepMetric) -> Plot:
-    """A line an arm: the mean over its seeds, with their range."""
+    """A line per arm: the mean over its seeds, with their range."""
     panels = [metric, metric.beside] if metric.beside else [metric]
 
     def paint() -> Sketch:

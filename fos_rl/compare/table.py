@@ -60,7 +60,7 @@ class Grid:
 def terminal_table(
     comparison: Comparison, differences: Sequence[Difference], width: int = _WIDE
 ) -> Table:
-    """One line an arm: what to look at first; on a narrow terminal the mismatch and the reward."""
+    """One line per arm: what to look at first; on a narrow terminal the mismatch and the reward."""
     columns = _COLUMNS if width >= _WIDE else _COLUMNS[:2]
     against = {d.arm.name: d for d in differences if d.quantity is REWARD}
     table = Table(title=f"{comparison.title}, baseline {comparison.baseline.name}")
@@ -86,7 +86,7 @@ def terminal_table(
 
 
 def arm_grid(comparison: Comparison) -> Grid:
-    """Every quantity, an arm a column: mean, (median) and, of the reward, the [interval]."""
+    """Every quantity, an arm per column: mean, (median) and, of the reward, the [interval]."""
     return _grid(
         comparison,
         [arm.name for arm in comparison.arms],
@@ -109,7 +109,7 @@ def run_grid(comparison: Comparison) -> Grid:
 
 
 def difference_grid(differences: Sequence[Difference]) -> Grid:
-    """A pair of arms a row, a quantity a column, each cell `verdict: difference [interval]`."""
+    """A pair of arms per row, a quantity per column, each cell `verdict: difference [interval]`."""
     quantities = list(dict.fromkeys(d.quantity for d in differences))
     pairs: dict[tuple[str, str], dict[Quantity, Difference]] = {}
     for d in differences:
@@ -163,7 +163,7 @@ def markdown_page(
 
 
 def csv_table(comparison: Comparison) -> str:
-    """A line a run, full precision; a metric that a run does not record is an empty cell."""
+    """A line per run, full precision; a metric that a run does not record is an empty cell."""
     quantities = recorded_quantities(comparison.runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

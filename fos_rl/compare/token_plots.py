@@ -72,7 +72,7 @@ def plot_layer_error(arms: Sequence[Arm]) -> Plot:
 
 
 def plot_scatter(arms: Sequence[Arm]) -> Plot:
-    """Token by token, a panel an arm."""
+    """Token by token, a panel per arm."""
 
     def paint() -> Sketch:
         sketch = Sketch("scatter", panels=len(arms), columns=_SCATTER_COLUMNS, height=0.95)

@@ -23,12 +23,12 @@ class TruncatedWeights(Frozen):
 
     type: Literal["truncated"] = "truncated"
     level: Literal["token", "sequence"] = "token"
-    """One weight a token, or the product over its response for all of its tokens."""
+    """One weight per token, or the product over its response for all of its tokens."""
     max_weight: Annotated[float, Field(ge=1, le=MAX_RATIO)] = 2.0
 
 
 class MaskedWeights(Frozen):
-    """Weigh by trainer / generator probability, and drop tokens where that lies outside the limits
+    """Weigh by trainer / generator probability, and drop tokens where that is outside the limits
     (IcePop). Needs algorithm.ratio = "decoupled"."""
 
     type: Literal["masked"] = "masked"
@@ -54,7 +54,7 @@ class AlgorithmConfig(Frozen):
     type: Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo"] = "grpo"
     """grpo: Shao et al. 2024; dapo: Yu et al. 2025 (clip-higher, token mean); dr_grpo: Liu et
     al. 2025 (no division by the group's standard deviation, constant length normaliser); gspo:
-    Zheng et al. 2025 (one ratio a sequence); cispo: MiniMax-M1 2025 (the clip limits a token's
+    Zheng et al. 2025 (one ratio per sequence); cispo: MiniMax-M1 2025 (the clip limits a token's
     weight and keeps its gradient, token mean)."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Ratio floor is 1 - clip_low; 1 is no floor (gspo: 3e-4, cispo: 1)."""
@@ -77,7 +77,7 @@ class AlgorithmConfig(Frozen):
     """The trainer computes with the experts that the generator chose, and with gates of its own
     (R3). Mixtures of experts only."""
     minibatches: Positive = 1
-    """Optimizer updates a step; the batch is split evenly by sequence."""
+    """Optimizer updates per step; the batch is split evenly by sequence."""
     max_zero_variance_steps: Positive = 10
     """Stop after this many steps in a row in which no group had reward variance."""
 

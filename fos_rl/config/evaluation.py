@@ -32,12 +32,12 @@ def eval_config(
     folder = Path(model) / "model" if is_run(model) else Path(model)
     if is_run(model) and not folder.is_dir():
         raise ValueError(
-            f"{model} has no trained model yet, which a run writes at its end; go on with it "
+            f"{model} has no trained model yet, which a run writes at its end; continue it "
             f"(fos-rl resume {model}), or give a model's folder"
         )
     if is_run(model) and (Path(model) / OUTDATED_MODEL).exists():
         raise ValueError(
-            f"{model} has gone on since its model was written (fos-rl resume); let it finish, or "
+            f"{model} has continued since its model was written (fos-rl resume); let it finish, or "
             f"give {folder} to evaluate the earlier one"
         )
     settings = [

@@ -34,7 +34,7 @@ def load_config(
 
 def other_arm(path: str | Path, overrides: Sequence[str], recipe: str | None) -> RunConfig:
     """`load_config` for a forward alone: how the file's run differentiates may not fit another
-    recipe, and is in no forward."""
+    precision, and is in no forward."""
     tree = _read_config(Path(path), "give the config of the arm")
     tree.get("trainer", {}).pop("backward_override", None)
     return resolve_config(tree, overrides, recipe)
@@ -70,7 +70,7 @@ def _read_config(file: Path, hint: str) -> dict[str, Any]:
 
 
 OUTDATED_MODEL = "model.outdated"
-"""Lies in a run folder while its model/ is of an earlier end, and the run has gone on since."""
+"""Lies in a run folder while its model/ is of an earlier end, and the run has continued since."""
 
 
 def run_config_file(run: Path) -> Path:

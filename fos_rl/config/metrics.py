@@ -93,7 +93,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric(
             "mismatch/by_probability/{0..9}",
-            "mean |d| of tokens whose generator probability lies in [k/10, (k+1)/10)",
+            "mean |d| of tokens whose generator probability is in [k/10, (k+1)/10)",
         ),
         Metric(
             "mismatch/by_position/{0..9}",
@@ -160,7 +160,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric(
             "loss/out_of_band_frac",
-            "tokens whose ratio lies outside the band, whatever the advantage's sign",
+            "tokens whose ratio is outside the band, whatever the advantage's sign",
         ),
         Metric(
             "loss/dual_clip_frac",
@@ -176,7 +176,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
     "Policy and optimizer": (
         Metric(
             "policy/entropy",
-            "nats a token, at the sampling temperature",
+            "nats per token, at the sampling temperature",
             verl="actor/entropy",
             miles="entropy_loss",
             nemo_rl="approx_entropy: estimated from the sampled tokens",
@@ -216,7 +216,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("rollout/zero_variance_groups", "those skipped because all rewards were equal"),
     ),
     "Evaluation": (
-        Metric("eval/<set>/avg@<k>", "mean accuracy of k sampled responses a problem"),
+        Metric("eval/<set>/avg@<k>", "mean accuracy of k sampled responses per problem"),
         Metric("eval/<set>/pass@<k>", "unbiased estimate that one of k responses is right"),
         Metric("eval/<set>/greedy", "accuracy at temperature 0"),
         Metric("eval/<set>/truncated_frac", "responses cut at the limit of new tokens"),

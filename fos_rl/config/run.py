@@ -136,7 +136,7 @@ class ParallelConfig(Frozen):
 class RolloutConfig(Frozen):
     prompts_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2, le=MAX_INT)] = 8
-    """Responses a prompt; an advantage is relative to its group, so at least 2."""
+    """Responses per prompt; an advantage is relative to its group, so at least 2."""
     temperature: Temperature = 1.0
     """Log-probs of trainer and generator are of logits / temperature. From 0.01 to 2, which vLLM
     applies as they are."""
@@ -168,7 +168,7 @@ class TrainerConfig(Frozen):
     """Stop when so many updates in a row had a loss or a gradient that is not finite. One that has
     is skipped."""
     microbatch_tokens: Positive = 8192
-    """Tokens a packed micro-batch; a longer sequence gets one of its own."""
+    """Tokens per packed micro-batch; a longer sequence gets one of its own."""
     log_prob_chunk_tokens: Positive = 1024
     """Tokens whose logits exist at once."""
     save_every: Positive | None = None
@@ -193,7 +193,7 @@ class GeneratorConfig(Frozen):
     max_num_seqs: Positive = 256
     """Requests decoded together."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens an engine step computes; prompts that do not fit are split. By default vLLM's."""
+    """Tokens that an engine step computes; prompts that do not fit are split. By default vLLM's."""
     cuda_graphs: bool = True
     """Capture decode steps (GPU only); not with model.precision.gemm = "native" for experts."""
     num_threads: Threads | None = None
@@ -210,9 +210,9 @@ class EvalConfig(Frozen):
     every: Positive = 10
     """Steps between evaluations; the last step has one, too."""
     samples: NotNegative = 1
-    """Responses a problem that are sampled: avg@k and pass@k. 0 samples none."""
+    """Responses per problem that are sampled: avg@k and pass@k. 0 samples none."""
     greedy: bool = True
-    """Also one greedy response a problem."""
+    """Also one greedy response per problem."""
     temperature: Temperature = 1.0
     """Of the sampled responses; greedy ones need none."""
     max_new_tokens: Positive | None = None
@@ -254,11 +254,11 @@ class RunConfig(Frozen):
     eval: EvalConfig | None = None
 
     @model_validator(mode="after")
-    def _backward_fits_recipe(self) -> Self:
+    def _backward_fits_precision(self) -> Self:
         precision, override = self.model.precision, self.trainer.backward_override
         if override is not None and isinstance(precision, Bf16):
             raise ValueError(
-                f"trainer.backward_override = {override!r}: the recipe bf16 quantizes nothing; "
+                f"trainer.backward_override = {override!r}: bf16 quantizes nothing; "
                 "leave it out or choose another model.precision.recipe"
             )
         if override == "quantized" and getattr(precision, "row_scaled_activation", False):

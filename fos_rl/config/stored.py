@@ -9,7 +9,7 @@ RENAMED = {f"{side}.num_gpus": f"{side}.device" for side in ("trainer", "generat
 
 
 def is_stored(file: Path) -> bool:
-    """Whether a run wrote this file, which lies beside the description of where it ran."""
+    """Whether a run wrote this file, which is beside the description of where it ran."""
     return file.name == "config.toml" and (file.parent / "environment.json").is_file()
 
 

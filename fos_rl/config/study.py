@@ -8,7 +8,7 @@
     [arms.mxfp8.model.precision]
     recipe = "mxfp8"
 
-An arm is a partial config. As with `--recipe`, another precision recipe takes the place of the
+An arm is a partial config. As with `--recipe`, another precision takes the place of the
 base's, and with it goes the base's `trainer.backward_override`; another `type` replaces its table;
 all else is merged key by key. Paths in a config are relative to the current directory.
 """

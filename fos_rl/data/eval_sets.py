@@ -51,7 +51,7 @@ class EvalSet:
 
 
 def trained_on_note(eval_set: EvalSet, trained: Sequence[Prompt]) -> str:
-    """How many problems of a set are trained on, told by their questions; "" if none is."""
+    """How many problems of a set are trained on, recognised by their questions; "" if none is."""
     shared = {prompt.id for prompt in eval_set.prompts} & {prompt.id for prompt in trained}
     return f"; {len(shared):,} of them trained on" if shared else ""
 

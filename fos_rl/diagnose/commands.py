@@ -152,7 +152,7 @@ def _print_arm(
 
 
 def _sized(config: RunConfig, tokens: int) -> RunConfig:
-    """The config with just enough prompts and new tokens a response."""
+    """The config with just enough prompts and new tokens per response."""
     new_tokens = max(1, math.ceil(tokens / (PROMPTS * RESPONSES)))
     rollout = {
         "prompts_per_step": PROMPTS,

@@ -1,6 +1,6 @@
 """Flipped codes: a difference of few responses, in each from one token on.
 
-A quantized activation that lies at a rounding boundary falls to either side of it for a difference
+A quantized activation that is at a rounding boundary falls to either side of it for a difference
 in the last bit, and an expert is chosen or not. The token's log-prob and all that attend to the
 token then jump, by 0.01 to 1 nat where the kernels' noise is 1e-6. One such response carries the
 mean of a step's |d| away, and leaves its median at the noise; a wrong setting moves every response.

@@ -109,7 +109,7 @@ def quantizer_input(question: Question) -> Iterator[Hypothesis | Untested]:
 
 
 def scale_scope(question: Question) -> Iterator[Hypothesis]:
-    """One activation amax a token, a micro-batch, a sequence, or a decode step."""
+    """One activation amax per token, micro-batch, sequence, or decode step."""
     forward, precision = question.forward, question.forward.spec.precision
     if not isinstance(precision, Nvfp4):
         return

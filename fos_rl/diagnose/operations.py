@@ -31,7 +31,7 @@ COLUMNS = (
 """Operations of a layer in the order in which it runs them; a layer has those of its family."""
 
 Trace = dict[str, Tensor]
-"""Output of each operation by name ("embed_tokens", "layers.3.q_proj"), a row a token; also
+"""Output of each operation by name ("embed_tokens", "layers.3.q_proj"), a row per token; also
 "positions", "token_ids" and the residual stream that each norm reads ("norm.in")."""
 
 

@@ -1,4 +1,4 @@
-"""Trainer and generator of a run in this process, to be looked into; no Ray."""
+"""Trainer and generator of a run in this process, to be examined; no Ray."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

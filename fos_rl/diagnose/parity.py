@@ -237,7 +237,7 @@ def _flipped_codes(decoder: Decoder, ours: Trace, theirs: Trace) -> dict[str, tu
             x.view(torch.uint8) ^ y.view(torch.uint8) for x, y in zip(a, b, strict=True)
         )
         if 2 * codes.numel() == elements:
-            # Two 4-bit codes a byte.
+            # Two 4-bit codes per byte.
             codes = torch.stack((codes & 0x0F, codes >> 4))
         flips[site] = (int(codes.count_nonzero() + scales.count_nonzero()), elements)
     return flips

@@ -70,7 +70,8 @@ def verdict(parity: Parity) -> list[str]:
 
 
 def _operation_table(operations: list[OperationDifference]) -> Table:
-    """A row a layer, a column an operation; a cell is mean over max of the in-place difference."""
+    """A row per layer, a column per operation; a cell is mean over max of the in-place
+    difference."""
     layers: dict[str, dict[str, OperationDifference]] = defaultdict(dict)
     for op in operations:
         if op.name.startswith("layers."):
@@ -104,7 +105,7 @@ def _cell(op: OperationDifference | None) -> str:
 
 
 def _flip_table(parity: Parity) -> Table:
-    """Flips a million elements, a row a layer."""
+    """Flips per million elements, a row per layer."""
     layers: dict[str, dict[str, str]] = defaultdict(dict)
     for site, (flipped, of) in parity.flipped_codes.items():
         _, number, name = site.split(".")

@@ -1,8 +1,8 @@
 """Recorded rollouts to score again: of a run folder, or a JSONL file of another toolkit.
 
-The file has one JSON object a line: `prompt_ids`, `response_ids`, `log_probs` (the generator's, one
-a response token) and, where there are any, `trainer_log_probs`. vLLM's names `prompt_token_ids`,
-`token_ids` and `logprobs` do as well.
+The file has one JSON object per line: `prompt_ids`, `response_ids`, `log_probs` (the generator's,
+one per response token) and, where there are any, `trainer_log_probs`. vLLM's names
+`prompt_token_ids`, `token_ids` and `logprobs` do as well.
 """
 
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def read_jsonl(path: Path, vocab_size: int) -> list[Record]:
             )
         records.append(_record(found, found["trainer_log_probs"]))
     if not records:
-        raise ValueError(f"{path} is empty; give one JSON object a line")
+        raise ValueError(f"{path} is empty; give one JSON object per line")
     return records
 
 

@@ -85,7 +85,7 @@ def explain_step(
 ) -> list[Attribution]:
     """Why each actor's log-probs of a step are not those of the arm; the generator's first.
 
-    Weights of the step's version may be gone. The trainer's own log-probs then stand in for the
+    Weights of the step's version may be gone. The trainer's own log-probs then replace the
     arm's, and only other versions of the weights can be tested.
     """
     records = sample_records(records, max_tokens)

@@ -130,7 +130,7 @@ def run_forward(forward: Forward) -> Scored:
         forward.model_folder,
         config.rollout,
         config.algorithm,
-        # The run's own way of differentiating may not fit another recipe; it changes no forward.
+        # The run's own way of differentiating may not fit another precision; it changes no forward.
         config.trainer.model_copy(update={"backward_override": None}),
         forward.device,
     )

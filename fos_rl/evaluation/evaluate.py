@@ -16,7 +16,7 @@ from fos_rl.types import Rollout, Sampler, Sampling, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetResult:
-    """Scores of one set: `sampled` is 1 or 0 a response, [problems, samples], `greedy`
+    """Scores of one set: `sampled` is 1 or 0 per response, [problems, samples], `greedy`
     [problems]; None where that was not asked for."""
 
     name: str

@@ -29,7 +29,7 @@ def paged_attention(
     """Attention of the last query_bounds[s + 1] - query_bounds[s] tokens of each sequence s.
 
     Query i of n in sequence s has position seq_lens[s] - n + i and sees keys 0 to that position;
-    key j lies in block_table[s, j // block_size] at j % block_size. Scores (scaled by
+    key j is in block_table[s, j // block_size] at j % block_size. Scores (scaled by
     head_dim ** -0.5), softmax and sums are fp32, rounded once to q's dtype. Tokens past
     query_bounds[-1] get 0. No gradient.
 

@@ -43,7 +43,7 @@ def run_lock(run: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Be the one writer of a run folder.
 
     Args:
-        say: told of an owner that ended without a word, and of a file system without locks.
+        say: reports an owner that ended without a word, and a file system without locks.
 
     Raises:
         ValueError: while another process writes the folder, naming it; or when the folder cannot

@@ -85,7 +85,7 @@ def describe_os_error(error: OSError) -> str | None:
         return None
     where = f"{error.filename}: " if error.filename is not None else ""
     if is_full_disk(error):
-        remedy = "free some space; fos-rl resume goes on from a run's newest checkpoint"
+        remedy = "free some space; fos-rl resume continues from a run's newest checkpoint"
     else:
         remedy = "check the path and its permissions"
     return f"{where}{error.strerror}; {remedy}"

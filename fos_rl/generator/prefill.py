@@ -1,8 +1,8 @@
 """Given tokens through an engine's prefill: what its decoder computes of each, and their log-probs.
 
-The sampled tokens' log-probs come from decode steps, whose matrices have a row a running request.
-Through the prefill the same weights see the same tokens in matrices of many rows, so that the two
-differ by nothing but the batch.
+The sampled tokens' log-probs come from decode steps, whose matrices have one row per running
+request. Through the prefill the same weights see the same tokens in matrices of many rows, so that
+the two differ by nothing but the batch.
 """
 
 from collections.abc import Callable, Sequence

@@ -89,5 +89,5 @@ class FinishedRouting:
         return self._experts.pop(request_id)
 
     def forget(self) -> None:
-        """Drop what nobody asked for."""
+        """Drop what was not asked for."""
         self._experts.clear()

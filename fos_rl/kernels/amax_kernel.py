@@ -55,7 +55,8 @@ def launch_partial_amax(
 
 @cute.kernel
 def group_amax(x: cute.Tensor, group: Int64, amax: Int64, plan: cutlass.Constexpr):
-    """x [rows, cols], a warp a row; raises amax[group[row]], fp32 and 0 before, to the row's amax.
+    """x [rows, cols], a warp per row; raises amax[group[row]], fp32 and 0 before, to the row's
+    amax.
 
     group is int64 and below 2^31. Numbers that are not negative, a NaN above all, are ordered as
     their bits are. Warps without a row repeat the last one, which changes no maximum.

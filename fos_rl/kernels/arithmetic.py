@@ -175,7 +175,7 @@ def converted_candidate(x: list[Float32], multiplier) -> tuple[list[Uint32], lis
 
 
 def short_candidate(x: list[Float32], magnifier) -> tuple[list[Uint32], list[Float32]]:
-    """The same in five operations an element, rounded here; needs products below 7."""
+    """The same in five operations per element, rounded here; needs products below 7."""
     values, deviations = [], []
     for element in x:
         magnified = ptx.mul(ptx.abs_(element), magnifier)

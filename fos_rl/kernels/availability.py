@@ -89,7 +89,7 @@ def unavailable_reason(x: Tensor, dtype: torch.dtype | None = None) -> str | Non
 
 
 def layout_reason(x: Tensor, address: int | None = None) -> str | None:
-    """Why the kernels cannot read x where it lies, None if they can; its address may be unknown."""
+    """Why the kernels cannot read x in place, None if they can; its address may be unknown."""
     if not x.is_contiguous() or (address is not None and address % 16):
         return "the input is not contiguous and aligned to 16 bytes"
     return None

@@ -1,4 +1,4 @@
-"""The quantizing kernel for columns: the row-wise form of x.T, reading x where it lies.
+"""The quantizing kernel for columns: the row-wise form of x.T, reading x in place.
 
 A thread takes two neighbouring columns over 16 rows, which are two rows of blocks of x.T (or a part
 of one 16x16 block). A warp takes 64 rows of 16 columns, so that it reads and writes whole sectors.
@@ -94,7 +94,7 @@ def columnwise(
     square: cutlass.Constexpr,
     job: cutlass.Constexpr,
 ):
-    """x [stack * rows, cols]; codes [stack * cols, rows / 2] and so on, one amax a matrix."""
+    """x [stack * rows, cols]; codes [stack * cols, rows / 2] and so on, one amax per matrix."""
     cta, matrix, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
     table = allocate_table()

@@ -103,7 +103,7 @@ def epilogue(
     out: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
-    """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA a row.
+    """out = sums * scales + bias as apply_global_scales and quantized_gemm order it; a CTA per row.
 
     The last rows come first: the GEMM wrote them last, so they are in the L2 cache.
     """

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-# One warpgroup; the 64 x 128 accumulator leaves room for two blocks a multiprocessor.
+# One warpgroup; the 64 x 128 accumulator leaves room for two blocks per multiprocessor.
 BLOCK_ROWS, BLOCK_COLS, BLOCK_K = 64, 128, 64
 
 
@@ -44,7 +44,7 @@ def grouped_mm(
     out = torch.zeros(rows, n, dtype=torch.float32, device=a.device)
     if rows == 0:
         return out
-    # Each group's last tile may be partly empty: at most one more tile a group.
+    # Each group's last tile may be partly empty: at most one more tile per group.
     grid = (triton.cdiv(rows, BLOCK_ROWS) + experts, triton.cdiv(n, BLOCK_COLS))
     _grouped_mm_kernel[grid](
         a,
@@ -65,7 +65,7 @@ def grouped_mm(
 
 
 def mean_square(x: Float[Tensor, "*batch width"]) -> Float32[Tensor, "*batch"]:
-    """Return mean(x ** 2) over the last dim in fp32; one block a row, one order of additions."""
+    """Return mean(x ** 2) over the last dim in fp32; one block per row, one order of additions."""
     rows = x.contiguous().view(-1, x.shape[-1])
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     if rows.shape[0]:

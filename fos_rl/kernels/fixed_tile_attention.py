@@ -1,9 +1,10 @@
-"""Causal attention over a paged key-value cache, one result a query whatever is computed beside it.
+"""Causal attention over a paged key-value cache, one result per query whatever is computed beside
+it.
 
 Trainer and generator call this one function in exact mode: vLLM with its pages, the trainer with
 its packed keys as pages of one token. Keys are taken in tiles of a fixed size that begin at the
 sequence's first token, so the order of additions depends on the query's position alone: a decode
-step, a chunk of a prefill and a training batch agree to the last bit. A tile that lies wholly after
+step, a chunk of a prefill and a training batch agree to the last bit. A tile that is wholly after
 a query changes nothing of it: its maximum stays, its sums are multiplied by exp2(0) = 1 and get 0
 added.
 """
@@ -31,7 +32,7 @@ def paged_attention(
     """Attention of the last query_bounds[s + 1] - query_bounds[s] tokens of each sequence s.
 
     Query i of n in sequence s has position seq_lens[s] - n + i and sees keys 0 to that position;
-    key j lies in block_table[s, j // block_size] at j % block_size. Scores (scaled by
+    key j is in block_table[s, j // block_size] at j % block_size. Scores (scaled by
     head_dim ** -0.5), softmax and sums are fp32; probabilities are rounded to the values' dtype
     before they multiply them, as in FlashAttention; one rounding at the end.
 

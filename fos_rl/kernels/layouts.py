@@ -42,7 +42,7 @@ def _held(name: str, threads: int, amax: str, share: int, ctas: int, per_sm: int
 
 
 def row_layout(rows: int, blocks: int, dtype: torch.dtype, sms: int, given: bool) -> Layout:
-    """The kernel for one amax a row of so many blocks.
+    """The kernel for one amax per row of so many blocks.
 
     Little work: a thread for each block and CTAs enough for all SMs. Short rows: a thread for each
     block. Else small CTAs, which wait least for each other and find a row they read twice in the L1
@@ -77,7 +77,7 @@ def matrix_layout(
     sms: int,
     given: bool,
 ) -> Layout:
-    """The kernel for one amax a matrix [rows, cols] of a stack."""
+    """The kernel for one amax per matrix [rows, cols] of a stack."""
     amax, partials = "given", 0
     if not given:
         amax, partials = "partials", num_partials(rows * cols * dtype.itemsize, stack, sms)

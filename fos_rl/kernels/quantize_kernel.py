@@ -1,4 +1,4 @@
-"""The quantizing kernels: one amax for a matrix (1x16 and 16x16 blocks), and one amax a row.
+"""The quantizing kernels: one amax for a matrix (1x16 and 16x16 blocks), and one amax per row.
 
 ``flat`` gives a thread one 1x16 block at a time, ``square`` a warp four 16x16 blocks, ``rowwise`` a
 CTA one row, which it reads twice, the second time from the L1 cache.
@@ -70,7 +70,7 @@ def flat(
     stack: Int32,
     job: cutlass.Constexpr,
 ):
-    """x [stack * rows, cols], one amax a matrix; the CTAs of grid column e share matrix e."""
+    """x [stack * rows, cols], one amax per matrix; the CTAs of grid column e share matrix e."""
     tid, _, _ = cute.arch.thread_idx()
     cta, matrix, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
@@ -99,7 +99,7 @@ def rowwise(
     operand: Int64,
     job: cutlass.Constexpr,
 ):
-    """x [rows, cols] with one amax a row, found here unless given; a CTA a row."""
+    """x [rows, cols] with one amax per row, found here unless given; a CTA per row."""
     tid, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
     encoding, plan = job.encoding, job.plan
@@ -172,7 +172,7 @@ def square(
     stack: Int32,
     job: cutlass.Constexpr,
 ):
-    """x [stack * rows, cols] in 16x16 blocks with one amax a matrix."""
+    """x [stack * rows, cols] in 16x16 blocks with one amax per matrix."""
     cta, matrix, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
     table = allocate_table()

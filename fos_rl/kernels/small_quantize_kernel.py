@@ -79,7 +79,7 @@ def rows(
     share: Int32,
     job: cutlass.Constexpr,
 ):
-    """x [rows, cols], share whole rows a CTA; neighbouring threads hold neighbouring blocks."""
+    """x [rows, cols], `share` whole rows per CTA; neighbouring threads hold neighbouring blocks."""
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     row_blocks, row_count = Int32(x.shape[1]) // 16, Int32(x.shape[0])
@@ -121,7 +121,7 @@ def parts(
     share: Int32,
     job: cutlass.Constexpr,
 ):
-    """x [rows, cols], share CTAs a row; each reads all of the row for its amax."""
+    """x [rows, cols], `share` CTAs per row; each reads all of the row for its amax."""
     tid, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     row = Int32(cta) // share

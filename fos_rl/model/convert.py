@@ -189,7 +189,7 @@ class QuantizedLinear(PreparedWeights):
 
 
 class QuantizedExperts(Experts, PreparedWeights):
-    """`Experts` with some or all of its projections quantized, one amax an expert's weight."""
+    """`Experts` with some or all of its projections quantized, one amax per expert's weight."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class QuantizedExperts(Experts, PreparedWeights):
 
 
 def prepare_weights(decoder: nn.Module) -> None:
-    """Quantize every quantized layer's current weights: once a step, once a sync."""
+    """Quantize every quantized layer's current weights: once per step, once per sync."""
     for _, module in _quantized_modules(decoder):
         module.prepare()
 

@@ -8,7 +8,7 @@ from fos_rl.types import Generator, WeightSource
 def sync(source: WeightSource, generators: Sequence[Generator]) -> None:
     """Give every generator the source's bf16 weights and compare every tensor's checksum.
 
-    A bucket may be a reference to one that lies elsewhere: it is handed on as it is.
+    A bucket may be a reference to one that is elsewhere: it is handed on as it is.
 
     Raises:
         ValueError: naming tensors that changed behind the last sync's back, are missing or differ.

@@ -106,7 +106,7 @@ def check_weights(folder: Path, shapes: Mapping[str, Sequence[int]], *, tied_hea
 
 
 def summary(problems: list[str], limit: int = 20) -> str:
-    """The first problems, one a line, and how many more there are."""
+    """The first problems, one per line, and how many more there are."""
     rest = len(problems) - limit
     more = [f"... and {rest} more"] if rest > 0 else []
     return "\n".join(problems[:limit] + more)

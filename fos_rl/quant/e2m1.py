@@ -35,7 +35,7 @@ def round_to_e2m1_(magnitude: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
 
 
 def pack_magnitudes(values: Float[Tensor, "16 *blocks"]) -> UInt8[Tensor, "8 *blocks"]:
-    """Return the packed codes (sign bits clear) of fp32 values that lie on the non-negative E2M1
+    """Return the packed codes (sign bits clear) of fp32 values on the non-negative E2M1
     grid.
 
     2^-14 maps the E2M1 grid onto the lowest fp16 numbers, subnormals included, whose bits are the

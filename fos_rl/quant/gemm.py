@@ -119,7 +119,8 @@ def apply_global_scales(
     With r = fl(1 / (36 * bound_a * bound_b)), as TransformerEngine orders it:
     per tensor ``fl(sums * fl(fl(a_amax * b_amax) * r))`` (common/recipe/nvfp4.cu);
     row-scaled ``fl(fl(sums * r) * fl(a_amax[m] * b_amax))`` (pytorch/cpp_extensions/gemm.py).
-    a_amax has one entry or one a row; b_amax one entry, or one a row where rows have their own b.
+    a_amax has one entry or one per row; b_amax one entry, or one per row where rows have their own
+    b.
     """
     reciprocal = 1.0 / (36.0 * bounds[0] * bounds[1])
     amax = (a_amax * b_amax).unsqueeze(-1)
@@ -215,7 +216,8 @@ def _native_gemm(a: QuantizedTensor, b: QuantizedTensor) -> Float32[Tensor, "m n
 def _pad_matrix(
     data: UInt8[Tensor, "rows bytes"], row_multiple: int
 ) -> UInt8[Tensor, "padded_rows padded_bytes"]:
-    """Return data with zero bytes up to whole 16 bytes a row and a multiple of rows, contiguous."""
+    """Return data with zero bytes up to whole 16 bytes per row and a multiple of rows,
+    contiguous."""
     rows, num_bytes = data.shape
     if num_bytes % 16 or rows % row_multiple:
         data = pad(data, (0, -num_bytes % 16, 0, -rows % row_multiple))

@@ -164,7 +164,7 @@ class _QuantizedGroupedMatmul(torch.autograd.Function):
             kept_x, kept_w = (x,), weight
         elif call.backward == "dequantized":
             kept_x, kept_w = tensors_of(quantized_x), prepared.rowwise
-            # One amax a group is kept once, not once a row.
+            # One amax per group is kept once, not once per row.
             kept_x = kept_x if amax is None else (*kept_x[:2], amax)
         else:
             if for_wgrad:
@@ -262,7 +262,7 @@ def _mxfp8_grads(
     dy: Tensor, offs: Tensor, saved_x: list[Tensor], saved_w: list[Tensor], ctx: Any
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return dx and dw. No operand has an amax, so that one call quantizes all groups: a dozen
-    launches instead of a dozen a group."""
+    launches instead of a dozen per group."""
     dx = dw = None
     if saved_w:
         w = QuantizedWeight(ctx.quantizer.rebuild(saved_w))

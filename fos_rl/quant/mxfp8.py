@@ -61,7 +61,7 @@ class MXFP8Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data and scales: 1.03125 an element."""
+        """Bytes of data and scales: 1.03125 per element."""
         return self.data.nbytes + self.scale.nbytes
 
 

@@ -32,7 +32,7 @@ from fos_rl.quant.e2m1 import decode_e2m1, pack_magnitudes, round_to_e2m1_
 class NVFP4Tensor:
     """A matrix (or a stack of matrices) in NVFP4.
 
-    codes: uint8 [..., R, C/2], two E2M1 codes a byte, element 2j in the low nibble.
+    codes: uint8 [..., R, C/2], two E2M1 codes per byte, element 2j in the low nibble.
     block_scale: float8_e4m3fn [..., R, C/16], the decode multiplier of 16 consecutive elements of
     a row.
     global_amax: fp32 [..., 1] (one per matrix) or [..., R] (row-scaled), the amax itself, not a
@@ -72,7 +72,7 @@ class NVFP4Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, block scales and amax: 0.5625 an element plus 4 per amax."""
+        """Bytes of codes, block scales and amax: 0.5625 per element plus 4 per amax."""
         return self.codes.nbytes + self.block_scale.nbytes + self.global_amax.nbytes
 
 

@@ -21,7 +21,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unusable:
-    """An entry of the checkpoints' folder that nothing can go on from, and why."""
+    """An entry of the checkpoints' folder that nothing can continue from, and why."""
 
     path: Path
     reason: str
@@ -54,7 +54,7 @@ def _is_step(name: str) -> bool:
 
 
 def find_checkpoint(run: Path) -> Found:
-    """The newest whole checkpoint of a run; those older than it are not looked into.
+    """The newest whole checkpoint of a run; those older than it are not examined.
 
     Raises:
         ValueError: when there is none, naming each that is not whole, and why.
@@ -81,7 +81,7 @@ def find_checkpoint(run: Path) -> Found:
 
 
 def _foreign(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What lies there and is no checkpoint's folder."""
+    """What is there and is no checkpoint's folder."""
     try:
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:

@@ -2,16 +2,16 @@
 
 config.toml        the resolved configuration; config.NNNN.toml what it was before `resume --set`
 environment.json   versions, git commit, device, verifier, and again of each resume
-metrics.jsonl      one JSON object a step
+metrics.jsonl      one JSON object per step
 run.lock           held by the process that writes the folder, which it names
 per_layer.json     relative error of each layer's quantized products, at the first step
 rollouts/NNNNNN.jsonl           a step's samples: token ids, log-probs, text, reward
 rollouts/NNNNNN.trainer.jsonl   the trainer's log-probs of those it learned from
 rollouts/NNNNNN.experts.npz     of a mixture of experts: each sample's routing, by line number
 checkpoints/NNNNNN/             the trainer before that step, where trainer.save_every is set
-before-resume-N/   what was done after the checkpoint that the N-th resume went on from
+before-resume-N/   what was done after the checkpoint that the N-th resume continued from
 model/             the trained weights, written last
-model.outdated     while model/ is of an earlier end, and the run has gone on since
+model.outdated     while model/ is of an earlier end, and the run has continued since
 """
 
 import json

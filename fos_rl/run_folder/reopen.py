@@ -1,4 +1,4 @@
-"""Open a run folder to go on at an earlier step: what was done after it is kept, out of the way.
+"""Open a run folder to continue at an earlier step: what was done after it is kept, out of the way.
 
 Nothing is deleted. What the resumed run will do again goes to before-resume-N/, with the
 checkpoints that could not be used; what changes in the settings is written down.
@@ -43,7 +43,7 @@ def reopen(plan: ResumePlan, environment: dict[str, Any]) -> tuple[RunFolder, li
     words = [plan.metrics.torn] if plan.metrics.torn else []
     aside = _free_name(run)
     if restore_replaced(run / "model") or (run / "model").exists():
-        write_whole(run / OUTDATED_MODEL, f"The run has gone on from step {next_step} since.\n")
+        write_whole(run / OUTDATED_MODEL, f"The run has continued from step {next_step} since.\n")
     kept = [row for row in plan.metrics.rows if row["step"] < next_step]
     later = [row for row in plan.metrics.rows if row["step"] >= next_step]
     moved = _move_rollouts(run, next_step, aside)

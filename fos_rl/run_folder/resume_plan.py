@@ -1,4 +1,5 @@
-"""What a resume would go on from, found and checked before anything in the run folder changes."""
+"""What a resume would continue from, found and checked before anything in the run folder
+changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from fos_rl.trainer.checkpoint import other_contract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """Where a run goes on, and under what.
+    """Where a run continues, and under what.
 
     `changes` are the settings that differ from the checkpoint's, by dotted name, as (before, now);
     `metrics` and `environment` what the folder holds so far.
@@ -67,7 +68,8 @@ def plan_resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = Fals
     if strict and found.notes:
         raise ValueError(
             f"--strict: {run} has checkpoints that are not whole: {'; '.join(found.notes)}. "
-            f"Restore or move them, or leave --strict out to go on from {found.checkpoint.folder}"
+            "Restore or move them, or leave --strict out to continue from "
+            f"{found.checkpoint.folder}"
         )
     config = load_config(run / "config.toml", overrides)
     # The checkpoint knows what it was made under, whoever edited config.toml since.
@@ -89,7 +91,7 @@ def plan_resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = Fals
             f"{run} has finished its {config.steps} steps; pass --set steps=N to go further"
         )
     metrics, environment = run / "metrics.jsonl", run / "environment.json"
-    remedy = "restore it, or move it away to go on without"
+    remedy = "restore it, or move it away to continue without"
     return ResumePlan(
         run=run,
         config=config,

@@ -1,8 +1,8 @@
 """Which settings `fos-rl resume --set` may change, and why the others may not. No torch import.
 
 What a run learns, and from which samples, is what it is a run of: its figures would be one run's by
-name and two runs' in fact. How far, how fast, where and with how much memory it goes on may change.
-Every field of RunConfig is below one of these names; a test sees to it.
+name and two runs' in fact. How far, how fast, where and with how much memory it continues may
+change. Every field of RunConfig is below one of these names; a test checks it.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ MAY_CHANGE = {
     "trainer.parallel": _PLACE,
     "generator": _PLACE,
     "cluster": _PLACE,
-    "logging": "who else is told of the metrics",
+    "logging": "where else the metrics are logged",
     "eval": "what is measured beside the training",
 }
 
@@ -42,7 +42,7 @@ REFUSED = {
     "model": "the checkpoint holds this model's weights, and every log-prob is this precision's",
     "data": "step n takes the n-th batch of this data's order",
     "seed": "prompts and samples are a function of seed and step",
-    "rollout": "it decides which prompts a step has, and how their responses are sampled",
+    "rollout": "it decides the prompts of each step, and how their responses are sampled",
     "algorithm.type": _LOSS,
     "algorithm.clip_low": _LOSS,
     "algorithm.clip_high": _LOSS,
@@ -83,7 +83,7 @@ def check_resumed(before: RunConfig, now: RunConfig, run: str) -> dict[str, tupl
     if not mistakes:
         return changes
     mistakes.append(
-        "resume without that, and it goes on as it was; or start another run from what this one "
+        "resume without that, and it continues as it was; or start another run from what this one "
         f"has learned: fos-rl train {run}/config.toml --set model.path={run}/model, with the "
         "changes and --out FOLDER"
     )

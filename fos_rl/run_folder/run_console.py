@@ -65,7 +65,7 @@ class RunConsole:
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """Say what is going on while it goes on."""
+        """Say what is going on while it lasts."""
         if self.console.is_terminal:
             with self.console.status(text):
                 yield

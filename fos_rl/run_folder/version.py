@@ -32,7 +32,7 @@ def package_versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """The package's own commit, with `+` when the tree has changes; None outside a checkout."""
     here = Path(__file__).parent.parent
-    # An installed copy may lie inside somebody else's repository.
+    # An installed copy may be inside another repository.
     if not (here.parent / "pyproject.toml").is_file():
         return None
     git = ["git", "-C", str(here)]

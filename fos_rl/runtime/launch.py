@@ -139,10 +139,10 @@ def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) 
 
 
 def check_without_model(config: RunConfig, architecture: Path) -> list[str]:
-    """What can be checked where the model is not at hand: everything that its config.json tells.
+    """What can be checked where the model is not available: everything that its config.json tells.
 
     Args:
-        architecture: a config.json that stands in for the model's.
+        architecture: a config.json that replaces the model's.
 
     Raises:
         ValueError: for whatever in the config cannot work with such a model.

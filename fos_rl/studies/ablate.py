@@ -31,7 +31,7 @@ def ablate(
     The exit status is 1 when a run failed, or when what must hold between arms does not.
 
     Nothing starts unless every arm passes every check that needs no actor. Runs that are finished
-    are left alone, so the same call after an interruption goes on where it stopped.
+    are left alone, so the same call after an interruption continues where it stopped.
 
     Raises:
         ValueError: naming arm, field, value, rule and remedy.

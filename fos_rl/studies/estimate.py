@@ -1,7 +1,8 @@
 """What a run will take, before it is started: memory and time, each from a formula stated here.
 
 Memory of the trainer, for P parameters, activations of c bytes (2 or 4), h = hidden_size, f = MLP
-width times the experts a token goes through, V = vocab_size and T = the tokens of a micro-batch:
+width times the experts that a token goes through, V = vocab_size and T = the tokens of a
+micro-batch:
 
     P (4 master + 4 gradient + 8 Adam moments + c working copy)
     + T layers c (12 h + 5 f)                   what autograd keeps
@@ -38,8 +39,9 @@ _GIB = 1 << 30
 _PROCESS_GIB = 1.0
 _ON_GPU = 1.4
 
-# Operations a second of (trainer, generator). CPU: SmolLM2-135M on two AVX2 cores in fp32, 143 and
-# 250 tokens a second. GPU: an order of magnitude, for models that fill one; small ones are slower.
+# Operations per second of (trainer, generator). CPU: SmolLM2-135M on two AVX2 cores in fp32, 143
+# and 250 tokens per second. GPU: an order of magnitude, for models that fill one; small ones are
+# slower.
 _SPEEDS = {"cpu": (1.2e11, 0.7e11), "cuda": (2e14, 2e13)}
 # Engine and trainer start, model load, first sync.
 _START_S = 40.0
@@ -63,7 +65,7 @@ class Estimate:
         basis = "measured steps" if self.measured else "a formula, within a factor of 5"
         return (
             f"trainer {self.trainer_gib:.1f} GiB, generator {self.generator_gib:.1f} GiB; "
-            f"{self.step_s:.3g} s a step, {self.run_s / 60:.3g} min a run (from {basis})"
+            f"{self.step_s:.3g} s per step, {self.run_s / 60:.3g} min per run (from {basis})"
         )
 
 

@@ -71,13 +71,13 @@ def run_all(
 ) -> list[QueuedRun]:
     """Bring every run to its end, finished or failed; one that fails does not stop the others.
 
-    A finished run is left alone. An unfinished one goes on from its newest checkpoint, or is set
+    A finished run is left alone. An unfinished one continues from its newest checkpoint, or is set
     aside and started again. When this process is interrupted, so are its runs; when it is killed,
-    they go on, and the next call waits for them.
+    they continue, and the next call waits for them.
 
     Args:
         environments: variables of each run that works at the same time, as many as may.
-        watch: called about twice a second with all runs.
+        watch: called about twice per second with all runs.
     """
     queue = [QueuedRun(run=run, folder=out / run.name) for run in runs]
     free = list(range(len(environments)))
@@ -101,7 +101,7 @@ def run_all(
 
 
 def resumable(folder: Path, steps: int) -> bool:
-    """Whether a run can go on from a checkpoint, if only to write its model."""
+    """Whether a run can continue from a checkpoint, if only to write its model."""
     try:
         return find_checkpoint(folder).checkpoint.step <= steps
     except ValueError:

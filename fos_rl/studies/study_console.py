@@ -19,7 +19,7 @@ _STYLES = {"running": "bold", "failed": "red", "finished": "green", "skipped": "
 
 
 class StudyConsole:
-    """A live table on a terminal, a line a change of state in a log file."""
+    """A live table on a terminal, one line per change of state in a log file."""
 
     def __init__(self, total_steps: int) -> None:
         self.console = Console()

@@ -1,4 +1,4 @@
-"""What a run needs to go on where it stopped: masters, optimizer, counters.
+"""What a run needs to continue where it stopped: masters, optimizer, counters.
 
 RUN/checkpoints/NNNNNN is the state before step NNNNNN: `state.pt` and a manifest of its bytes. It
 is checked whenever it is read; `find_checkpoint` chooses among a run's.
@@ -35,7 +35,7 @@ def save_checkpoint(
     """Write the trainer's state; the folder appears whole or not at all.
 
     Args:
-        settings: of the run (a dumped RunConfig), so that what goes on from here can tell whether
+        settings: of the run (a dumped RunConfig), so that what continues from here can tell whether
             it is under others.
 
     Raises:
@@ -58,7 +58,7 @@ def save_checkpoint(
             write_manifest(partial, {"checkpoint": folder.name, **facts})
     except (OSError, RuntimeError) as error:
         raise RuntimeError(
-            f"the checkpoint {folder} could not be written ({_reason(error)}); the run goes on "
+            f"the checkpoint {folder} could not be written ({_reason(error)}); the run continues "
             "from an earlier one when there is room: fos-rl resume"
         ) from error
 
@@ -108,8 +108,8 @@ def read_state(folder: Path, device: torch.device | str = "cpu") -> dict[str, An
     except (ValueError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"{folder} cannot be loaded: {reason}; move it out of the checkpoints, and go on from "
-            "another one"
+            f"{folder} cannot be loaded: {reason}; move it out of the checkpoints, and continue "
+            "from another one"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
         raise ValueError(f"{folder}/{STATE} holds no trainer's state; move it out of the folder")

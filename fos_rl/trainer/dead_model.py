@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class DeadModel(RuntimeError):
-    """Weights, log-probs or gradients are not finite, beyond what a run can go on from."""
+    """Weights, log-probs or gradients are not finite, beyond what a run can continue from."""
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def is_uniform(entropy: Float[Tensor, " tokens"], vocab_size: int) -> Bool[Tenso
     Their entropy is log(V), the largest there is. Computed in fp32 from equal logits it is off by
     at most a relative eps * (log V + log2 V + 4): the rounding of log V moves each probability by
     eps * log V, a pairwise sum of V terms rounds log2 V times, and the rest is exp, log and a
-    product. A spread s of the logits takes s^2 / 2 nats away, so 0.02 is told from none.
+    product. A spread s of the logits takes s^2 / 2 nats away, so 0.02 differs from none.
     """
     log_v = math.log(vocab_size)
     tolerance = torch.finfo(torch.float32).eps * (log_v + math.log2(vocab_size) + 4)

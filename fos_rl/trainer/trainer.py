@@ -39,7 +39,7 @@ from fos_rl.types import StepResult, TrainBatch, WeightBucket
 
 
 class GrpoTrainer:
-    """Learns from one batch a step and hands out the weights to sync.
+    """Learns from one batch per step and hands out the weights to sync.
 
     `policy_version` counts finished steps; version 0 is the loaded model.
     """

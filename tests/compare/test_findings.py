@@ -39,7 +39,7 @@ def test_what_would_resolve_a_reward(tmp_path, write_run) -> None:
         for line in summary(_study(write_run, tmp_path / "lone", lone), [])
         if line.startswith("Not resolved: ")
     ]
-    assert "cannot be told from these" in said
+    assert "cannot be derived from these" in said
 
 
 def test_one_common_seed_orders_no_arms(tmp_path, write_run) -> None:

@@ -169,7 +169,7 @@ def test_words_come_first_then_plots_then_tables(page: str) -> None:
     assert places == sorted(places)
     first = page[: page.index('id="plots"')]
     assert "the 95 % interval of the difference covers 0" in first
-    assert "cannot be told from these" in first
+    assert "cannot be derived from these" in first
     assert "mean |d|" in first
 
 

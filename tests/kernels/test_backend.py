@@ -71,7 +71,7 @@ def test_kernels_are_imported_without_cutlass() -> None:
     availability.missing_package() is not None, reason=str(availability.missing_package())
 )
 def test_cache_compiles_once_and_keys_on_everything(tmp_path, monkeypatch, caplog) -> None:
-    """One file a key; a second process finds it; source, arch and constants are in the key."""
+    """One file per key; a second process finds it; source, arch and constants are in the key."""
     monkeypatch.setattr(compile_cache, "_directory", tmp_path)
     loaded: list[str] = []
     monkeypatch.setattr(compile_cache, "_load_file", lambda path: loaded.append(path.name))

@@ -139,7 +139,7 @@ def test_a_model_of_an_earlier_end_does_not_finish_the_run(run: Path) -> None:
     assert not is_finished(run)
     # Neither its figures nor its weights pass for those of the run as it is now.
     assert _names(run / "before-resume-1") == ["eval.json", "metrics.jsonl"]
-    with pytest.raises(ValueError, match="has gone on since its model was written"):
+    with pytest.raises(ValueError, match="has continued since its model was written"):
         eval_config(str(run), sets=["aime24"], samples=0, greedy=True)
     (run / OUTDATED_MODEL).unlink()
     assert is_finished(run)

@@ -138,7 +138,7 @@ def test_a_run_whose_model_is_not_written_goes_on_to_write_it(run: Path) -> None
 def test_a_damaged_checkpoint_that_strict_refuses_is_passed_by(run: Path) -> None:
     (checkpoint_folder(run, 3) / STATE).write_bytes(b"")
     assert plan_resume(run, ["steps=9"]).next_step == 1
-    with pytest.raises(ValueError, match=r"leave --strict out to go on from .*000001"):
+    with pytest.raises(ValueError, match=r"leave --strict out to continue from .*000001"):
         plan_resume(run, ["steps=9"], strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Quantized recipes through real Ray and real vLLM: equal codes after a step, equal contracts."""
+"""Quantized precisions through real Ray and vLLM: equal codes after a step, equal contracts."""
 
 import hashlib
 from collections.abc import Iterator

@@ -247,7 +247,7 @@ def _actors(mark: str) -> set[int]:
 
 
 def test_resume_goes_on_to_the_bit_past_torn_checkpoints(tmp_path: Path, capsys) -> None:
-    """Six steps, and a copy of them that goes on from the third: the newer checkpoints are
+    """Six steps, and a copy of them that continues from the third: the newer checkpoints are
     damaged."""
     settings = [
         "trainer.lr=1e-2",

@@ -47,7 +47,7 @@ def test_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path, capsys) -> No
         "2 arms, seeds 0: 2 runs of 2 steps, baseline bf16",
         'path = "random:qwen3_moe"',
         "model.precision.recipe = mxfp8  (baseline: bf16)",
-        "s a step",
+        "s per step",
         "trainer and generator on the CPU, 1 at a time",
         "nothing started",
     ):
@@ -96,7 +96,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path, capsys) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_in_the_middle_and_called_again(tmp_path: Path) -> None:
-    """The finished run is left alone, and the one that was at work goes on from its checkpoint.
+    """The finished run is left alone, and the one that was at work continues from its checkpoint.
 
     SIGKILL for the study and for the run that works: nothing of ours can clean up.
     """
