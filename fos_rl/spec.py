@@ -36,12 +36,12 @@ NotNegative = Annotated[int, Field(ge=0, le=MAX_INT)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
-Family = Literal["llama", "qwen3", "qwen3_moe", "qwen2"]
-"""What `fos_rl.model.families` knows, one file each."""
+Family = str
+"""`model_type` of a config.json; `fos_rl.model.families` has one file for each that runs."""
 
 
 class RopeScaling(Frozen):
-    """Llama-3 frequency scaling; absent for plain rotary embeddings."""
+    """`llama3` frequency scaling; absent for plain rotary embeddings."""
 
     type: Literal["llama3"] = "llama3"
     factor: Annotated[float, Field(gt=0, le=1e6)]

@@ -34,8 +34,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 class ModelConfig(Frozen):
     path: str
-    """Folder or hub name of a Hugging Face model, or `random:llama`, `random:qwen2`,
-    `random:qwen3`, `random:qwen3_moe` for a tiny random model with a byte tokenizer."""
+    """Folder or hub name of a Hugging Face model, or `random:FAMILY`, as in `random:llama`, for a
+    tiny random model with a byte tokenizer; another FAMILY's error lists those that there are."""
     precision: Precision = Bf16()
     """Number format and its settings, for trainer and generator."""
     consistency: Consistency = "fast"

@@ -121,7 +121,7 @@ class Layer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Projections, per-head norms (Qwen3) and rotation around the given inner attention.
+    """Projections, per-head norms (`qk_norm`) and rotation around the given inner attention.
 
     Head counts follow from the projections' widths, so a shard of the heads needs no other code.
     """

@@ -70,7 +70,7 @@ def resolve_model(path: str, *, random_folder: Path | None = None, seed: int = 0
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or folder.parent.is_dir():
         raise ValueError(
             f"model.path = {path!r}: no such folder; check the path, or give a hub name such as "
-            "Qwen/Qwen3-0.6B"
+            "HuggingFaceTB/SmolLM2-135M"
         )
     return _download(path)
 

@@ -22,7 +22,7 @@ def routers_own(chosen: Int[Tensor, "tokens k"]) -> Int[Tensor, "tokens k"]:
 class SparseMlp(nn.Module):
     """A mixture-of-experts MLP: each token goes through its top-k experts, weighted by the router.
 
-    Attributes are named as in Hugging Face's Qwen3-MoE: `gate` is the router. `choose` sees its
+    Attributes are named as in Hugging Face's classes: `gate` is the router. `choose` sees its
     choice and has the last word: see `fos_rl.model.router_replay`.
     """
 

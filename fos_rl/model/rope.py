@@ -39,7 +39,7 @@ def inverse_frequencies(
 ) -> Float[Tensor, " half"]:
     """theta ** (-2i / head_dim) for i < head_dim / 2, computed in fp64 and rounded once to fp32.
 
-    With `scaling` (Llama 3), wavelengths above original / low_freq_factor are stretched by
+    With `scaling` (rope_type llama3), wavelengths above original / low_freq_factor are stretched by
     `factor`, those below original / high_freq_factor are kept, and those between are interpolated:
     transformers `modeling_rope_utils.py`, `_compute_llama3_parameters`.
     """

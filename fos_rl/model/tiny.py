@@ -31,7 +31,7 @@ _CHAT_TEMPLATE = (
 def write_tiny_model(family: str, folder: str | Path, seed: int = 0) -> Path:
     """A Hugging Face folder with a random model of a family, the same bytes for the same seed.
 
-    3 layers, width 64 (Qwen2: 128), 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`,
+    3 layers, width 64 or 128, 288 tokens: the 256 bytes, `<|pad|>`, `<|endoftext|>`,
     `<|im_start|>`, `<|im_end|>` (end of a turn, where sampling stops) and 28 reserved ones. Weights
     are bf16.
     """

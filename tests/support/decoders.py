@@ -4,30 +4,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from fos_rl.model import families
 from fos_rl.model.decoder import Decoder
 from fos_rl.model.hf import load_hf_weights, parse_architecture
 from fos_rl.model.packed_attention import PackedSequences, packed_attention
 from fos_rl.model.tiny import tiny_config, tiny_weights
 from fos_rl.spec import ModelSpec
 
-CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-}
-FAMILIES = list(CLASSES)
+FAMILIES = list(families.FAMILIES)
 
 
 class Packed:
@@ -61,8 +47,8 @@ def random_samples(*lengths: int, seed: int = 0, vocab: int = 288) -> list[Tenso
 
 def transformers_model(packed: Packed) -> nn.Module:
     """transformers' class with the same weights, fp32, plain attention."""
-    config_class, model_class = CLASSES[packed.config["model_type"]]
-    model = model_class(config_class(**packed.config, attn_implementation="eager")).float().eval()
+    config = AutoConfig.for_model(**packed.config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     state = {name: tensor.float() for name, tensor in packed.weights.items()}
     own = dict(model.named_parameters())
     for name, parameter in own.items():

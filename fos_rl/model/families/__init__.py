@@ -1,7 +1,6 @@
 """The model families that fos_rl runs, by the `model_type` of their config.json.
 
-A family is one file and one line here, and its name in `fos_rl.spec.Family`: settings are checked
-before anything of the model is imported.
+A family is one file, its import and its line here; nothing else of fos_rl names it.
 """
 
 from collections.abc import Mapping

@@ -52,7 +52,7 @@ FUSED: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """One family. `FAMILIES["qwen2"].biased` is ("q_proj", "k_proj", "v_proj")."""
+    """One family. `biased` is ("q_proj", "k_proj", "v_proj") where outputs never have a bias."""
 
     parse: Callable[[ConfigReader], Architecture]
     """config.json to an architecture; ValueError for what the decoder would not compute."""
