@@ -51,7 +51,6 @@ from fos_rl.types import Prompt, Rollout
 from tests.support.pair import Pair
 
 # Linears that share an input are one site.
-DENSE_SITES = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
 SHARED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 ARMS = ("mxfp8", "nvfp4", "four_over_six")
 MAX_ROUNDS = 5

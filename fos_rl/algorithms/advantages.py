@@ -11,14 +11,12 @@ class GroupAdvantages:
     """One advantage per sequence, and which sequences belong to a group without reward variance.
 
     Example: rewards [1, 0, 0, 0] of one group have mean 0.25 and standard deviation 0.5, so
-    advantages are [1.5, -0.5, -0.5, -0.5]; a second group of rewards [1, 1] has advantages [0, 0],
-    zero_variance [True, True], and num_zero_variance_groups is 1 of num_groups 2.
+    advantages are [1.5, -0.5, -0.5, -0.5]; a second group of rewards [1, 1] has advantages [0, 0]
+    and zero_variance [True, True].
     """
 
     advantages: Float[np.ndarray, " sequences"]
     zero_variance: Bool[np.ndarray, " sequences"]
-    num_groups: int
-    num_zero_variance_groups: int
 
 
 def group_advantages(
@@ -47,20 +45,12 @@ def group_advantages(
         )
     advantages = np.zeros_like(rewards)
     zero_variance = np.zeros(rewards.shape, dtype=bool)
-    groups = np.unique(group_ids)
-    num_zero = 0
-    for group in groups:
+    for group in np.unique(group_ids):
         members = group_ids == group
         earned = rewards[members]
         if earned.min() == earned.max():
             zero_variance[members] = True
-            num_zero += 1
             continue
         centred = earned - earned.mean()
         advantages[members] = centred / (earned.std(ddof=1) + eps) if normalize else centred
-    return GroupAdvantages(
-        advantages=advantages,
-        zero_variance=zero_variance,
-        num_groups=len(groups),
-        num_zero_variance_groups=num_zero,
-    )
+    return GroupAdvantages(advantages=advantages, zero_variance=zero_variance)

@@ -168,7 +168,6 @@ def attribute(
     noise: Differences,
     versions: weight_versions.WeightVersions,
     version: int,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
     """Test every hypothesis about one actor's log-probs; none where they are kernel noise."""
     forward, log_probs = question.forward, question.scored.log_probs
@@ -185,7 +184,6 @@ def attribute(
             if isinstance(idea, Untested):
                 untested.append(idea)
                 continue
-            progress(idea.detail)
             findings.append(_test(idea, question, found.mean, lengths))
         findings.sort(key=lambda finding: finding.remaining)
     return Attribution(

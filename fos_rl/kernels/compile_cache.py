@@ -28,13 +28,7 @@ _PACKAGES = (
 )
 _FUNCTION = "fos_rl_kernel"
 _memory: dict[tuple, Callable] = {}
-_directory = Path.home() / ".cache" / "fos_rl" / "kernels"
-
-
-def set_cache_directory(path: Path) -> None:
-    """Keep compiled kernels in path instead of ~/.cache/fos_rl/kernels."""
-    global _directory
-    _directory = Path(path)
+_DIRECTORY = Path.home() / ".cache" / "fos_rl" / "kernels"
 
 
 @functools.cache
@@ -72,10 +66,10 @@ def load(kernel: str, constants: tuple, arch: str) -> Callable:
 def _load_or_compile(kernel: str, constants: tuple, arch: str) -> Callable:
     text = f"{_fingerprint()} {kernel} {constants!r} {arch}"
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
-    _directory.mkdir(parents=True, exist_ok=True)
-    path = _directory / f"{name}.o"
+    _DIRECTORY.mkdir(parents=True, exist_ok=True)
+    path = _DIRECTORY / f"{name}.o"
     if not path.exists():
-        with (_directory / f"{name}.lock").open("w") as lock:
+        with (_DIRECTORY / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _compile_to(path, kernel, constants, arch)

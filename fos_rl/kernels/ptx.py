@@ -166,10 +166,6 @@ def iadd(a, b) -> Uint32:
     return _emit("add.u32 {0}, {1}, {2};", (Uint32,), (a, _u(b)))
 
 
-def isub(a, b) -> Uint32:
-    return _emit("sub.u32 {0}, {1}, {2};", (Uint32,), (a, _u(b)))
-
-
 def sar(a, n: int) -> Uint32:
     """a shifted right with its sign."""
     return _emit("shr.s32 {0}, {1}, {2};", (Uint32,), (a, str(n)))

@@ -97,14 +97,9 @@ class NVFP4Quantizer:
         return self._quantize(w, self.weight_block, False, columnwise, amax)
 
     def gradient(
-        self,
-        dy: Tensor,
-        *,
-        amax: Tensor | None = None,
-        columnwise: bool = False,
-        amax_per_row: bool = False,
+        self, dy: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
     ) -> NVFP4Tensor:
-        return nvfp4_quantize(dy, amax_per_row, columnwise=columnwise, global_amax=amax)
+        return nvfp4_quantize(dy, columnwise=columnwise, global_amax=amax)
 
     def _quantize(
         self, x: Tensor, block: BlockShape, per_row: bool, columnwise: bool, amax: Tensor | None
@@ -205,12 +200,7 @@ class MXFP8Quantizer:
         return mxfp8_quantize(w, self.scale_mode, columnwise=columnwise)
 
     def gradient(
-        self,
-        dy: Tensor,
-        *,
-        amax: Tensor | None = None,
-        columnwise: bool = False,
-        amax_per_row: bool = False,
+        self, dy: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
     ) -> MXFP8Tensor:
         return mxfp8_quantize(dy, self.scale_mode, columnwise=columnwise)
 
@@ -262,7 +252,6 @@ def prepare_weight(
     quantizer: Quantizer,
     *,
     columnwise: bool = False,
-    operand: bool = True,
     global_amax: Float32[Tensor, "*experts 1"] | None = None,
 ) -> QuantizedWeight:
     """Return the weight quantized as quantizer says, to pass as quantized_weight with this weight.
@@ -275,8 +264,8 @@ def prepare_weight(
     transposed = (
         quantizer.weight(weight.detach(), amax=global_amax, columnwise=True) if columnwise else None
     )
-    decoded = gemm_operand(rowwise) if operand else None
-    return QuantizedWeight(rowwise, transposed, decoded, WeightState.of(weight), quantizer)
+    operand = gemm_operand(rowwise)
+    return QuantizedWeight(rowwise, transposed, operand, WeightState.of(weight), quantizer)
 
 
 def resolve_backward(backward: Backward | None, row_scaled_activation: bool) -> Backward:

@@ -29,7 +29,6 @@ VERIFIER_NAMES: dict[Rule, str] = {
     "has_letter_of": "fos_rl.has_letter_of/1",
 }
 """Name and version of each rule, recorded with a run. A changed verdict is a new version."""
-VERIFIER = VERIFIER_NAMES["math"]
 
 # Each answer's first tenth of a second is not counted against its batch: an honest one needs less.
 _FREE_S = 0.1

@@ -72,7 +72,7 @@ def test_kernels_are_imported_without_cutlass() -> None:
 )
 def test_cache_compiles_once_and_keys_on_everything(tmp_path, monkeypatch, caplog) -> None:
     """One file per key; a second process finds it; source, arch and constants are in the key."""
-    monkeypatch.setattr(compile_cache, "_directory", tmp_path)
+    monkeypatch.setattr(compile_cache, "_DIRECTORY", tmp_path)
     loaded: list[str] = []
     monkeypatch.setattr(compile_cache, "_load_file", lambda path: loaded.append(path.name))
     monkeypatch.setattr(compile_cache, "_memory", {})

@@ -13,7 +13,7 @@ import pytest
 
 from fos_rl.config import RewardConfig
 from fos_rl.rewards import verifiers
-from fos_rl.rewards.verifiers import VERIFIER, VerifierPool
+from fos_rl.rewards.verifiers import VERIFIER_NAMES, VerifierPool
 from fos_rl.types import Rollout
 
 # The factorial of 10^8 keeps sympy busy for longer than any limit.
@@ -48,8 +48,8 @@ def score_in_a_thread(pool: VerifierPool, samples) -> np.ndarray:
 
 
 def test_name_and_version_are_recorded(pool: VerifierPool) -> None:
-    assert pool.name == VERIFIER
-    assert VERIFIER.startswith("fos_rl.math/2 (math-verify 0.")
+    assert pool.name == VERIFIER_NAMES["math"]
+    assert pool.name.startswith("fos_rl.math/2 (math-verify 0.")
     with VerifierPool(RewardConfig(), rule="last_integer") as other:
         assert other.name == "fos_rl.last_integer/1"
 
