@@ -61,10 +61,13 @@ def grpo_steps(
             batch = collate(scored)
             with timed(times, "noise_floor"):
                 floor = noise_floor(generators[0], scored, seed=step)
+            for generator in generators:
+                generator.release_memory()
             if not journal.has_layer_errors:
                 journal.layer_errors(trainer.layer_errors(batch))
             with timed(times, "train"), at_step(step):
                 result = trainer.step(batch) if learnable else trainer.measure(batch)
+            trainer.release_memory()
             journal.trainer_log_probs(step, scored, result.log_probs)
             metrics |= with_floor(result.metrics, floor)
         if learnable:

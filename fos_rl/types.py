@@ -3,10 +3,10 @@
 Plain lists and numpy arrays: the driver never holds a tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -113,6 +113,14 @@ class WeightBucket:
     """int16, since numpy has no bf16."""
 
 
+class SharedWeights(Protocol):
+    """A source's weights where they lie, as `fos_rl.model.shared_weights` opens them."""
+
+    def open(self, device: Any) -> Mapping[str, Any] | None:
+        """The parameters by name, in the device's memory; None where they cannot be read there."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What a trainer step returns; log_probs are those before the update, one array per
@@ -167,6 +175,10 @@ class WeightSource(Protocol):
         """One checksum per tensor, by Hugging Face name."""
         ...
 
+    def shared_weights(self) -> SharedWeights | None:
+        """The weights for whoever can read them where they lie; None where nobody can."""
+        ...
+
     def export_weights(self) -> Iterator[WeightBucket]:
         """The bf16 weights by Hugging Face name, in buckets."""
         ...
@@ -187,11 +199,19 @@ class Generator(Sampler, Protocol):
         """The most memory held so far."""
         ...
 
+    def release_memory(self) -> None:
+        """Give back what only sampling needs, where the trainer shares the GPU."""
+        ...
+
     def heartbeat(self) -> int:
         """Engine steps so far; answers while responses are generated."""
         ...
 
     def begin_weight_sync(self) -> None: ...
+
+    def load_shared_weights(self, weights: SharedWeights) -> bool:
+        """Copy all of them; False where they cannot be read from here, so buckets must come."""
+        ...
 
     def load_weight_bucket(self, bucket: WeightBucket) -> None: ...
 
@@ -223,6 +243,10 @@ class Trainer(WeightSource, Protocol):
 
     def layer_errors(self, batch: TrainBatch) -> dict[str, float]:
         """Relative error of each layer's quantized products on the batch's first tokens."""
+        ...
+
+    def release_memory(self) -> None:
+        """Give back what only training needs, where the generator shares the GPU."""
         ...
 
     def save_model(self, folder: Path) -> None:

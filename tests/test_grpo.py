@@ -39,6 +39,9 @@ class FakeTrainer:
     def weight_checksums(self) -> dict[str, int]:
         return {"w": self.version}
 
+    def shared_weights(self) -> None: ...
+    def release_memory(self) -> None: ...
+
     def export_weights(self) -> Iterator[WeightBucket]:
         yield WeightBucket(shapes={"w": (1,)}, bits=np.array([self.version], dtype=np.int16))
 
@@ -104,11 +107,16 @@ class FakeGenerator:
     def peak_memory_gib(self) -> float:
         return self.peak_gib
 
+    def release_memory(self) -> None: ...
+
     def heartbeat(self) -> int:
         return 0
 
     def begin_weight_sync(self) -> None:
         self.weight = -1
+
+    def load_shared_weights(self, weights: object) -> bool:
+        return False
 
     def load_weight_bucket(self, bucket: WeightBucket) -> None:
         self.weight = int(bucket.bits[0])

@@ -188,8 +188,10 @@ class TrainerConfig(Frozen):
 class GeneratorConfig(Frozen):
     device: Device = "auto"
     """auto takes a GPU where there is one, and else the CPU, which needs vLLM's CPU build."""
-    kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] = 1.0
-    """Memory of the paged key-value cache."""
+    kv_cache_gib: Literal["auto"] | Annotated[float, Field(gt=0, le=65536)] = "auto"
+    """Memory of the paged key-value cache. auto is enough for all responses that a step samples
+    together, at their greatest length, as far as there is memory: 80 % of what a GPU has beside
+    weights and optimizer states, a quarter of the main memory on a CPU."""
     max_num_seqs: Positive = 256
     """Requests decoded together."""
     max_num_batched_tokens: Positive | None = None

@@ -19,11 +19,13 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from fos_rl.config import GeneratorConfig, RolloutConfig
 from fos_rl.generator import vllm_model
+from fos_rl.generator.cache_size import chosen_cache_gib
 from fos_rl.generator.compat import rewind_cpu_generators
 from fos_rl.generator.prefill import prefill_log_probs
 from fos_rl.generator.routing_record import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
-from fos_rl.model.machine import peak_memory_gib
+from fos_rl.model.machine import device_memory_gib, peak_memory_gib
+from fos_rl.model.shared_weights import SharedWeights
 from fos_rl.spec import ModelSpec
 from fos_rl.types import FinishReason, Prompt, Rollout, Sampling, WeightBucket
 
@@ -46,7 +48,13 @@ class VllmGenerator:
         rollout: RolloutConfig,
         config: GeneratorConfig,
         device: Literal["cpu", "cuda"],
+        *,
+        shares_gpu: bool = False,
     ) -> None:
+        """
+        Args:
+            shares_gpu: a trainer in another process uses the GPU in turns with this one.
+        """
         self.spec = spec
         self.device = torch.device(device)
         self.rollout = rollout
@@ -57,8 +65,10 @@ class VllmGenerator:
         # One thread makes every engine call: OpenMP keeps a team of threads per calling thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._engine = self._thread.submit(
-            _build_engine, spec, model_folder, rollout, config, device
+            _build_engine, spec, model_folder, rollout, config, device, shares_gpu
         ).result()
+        self._shares_gpu = shares_gpu
+        self._has_cache = True
         self._tokenizer = self._engine.get_tokenizer()
         self._routing: FinishedRouting | None = None
         if spec.architecture.num_experts:
@@ -90,6 +100,7 @@ class VllmGenerator:
             temperature=self.rollout.temperature,
             max_new_tokens=self.rollout.max_new_tokens,
         )
+        self._take_cache()
         return self._thread.submit(self._generate, prompts, seed, sampling, first_index).result()
 
     def _generate(
@@ -150,12 +161,28 @@ class VllmGenerator:
         They were sampled by decode steps: the difference is what the generator gives the same
         tokens under the same weights in another batch.
         """
+        self._take_cache()
         scored = self._in_engine_thread(
             lambda: prefill_log_probs(self._engine, rollouts, self.rollout.temperature)
         )
         if self._routing is not None:
             self._routing.forget()
         return scored
+
+    def release_memory(self) -> None:
+        """Give the cache's memory to the trainer that shares the GPU, until something is sampled.
+
+        Keys and values are lost, so the next prompts are computed again.
+        """
+        if self._shares_gpu and self._has_cache:
+            self._in_engine_thread(self._reset_prefix_cache)
+            self._rpc("release_cache")
+            self._has_cache = False
+
+    def _take_cache(self) -> None:
+        if not self._has_cache:
+            self._rpc("take_cache")
+            self._has_cache = True
 
     def peak_memory_gib(self) -> float:
         """The most that weights, cache, graphs and activations have held since vLLM last reset its
@@ -164,6 +191,8 @@ class VllmGenerator:
 
     def close(self) -> None:
         """Free the engine, so that another can be built in this process."""
+        # vLLM's allocator frees only what is there.
+        self._take_cache()
         self._thread.submit(self._shut_down).result()
         self._thread.shutdown()
 
@@ -172,7 +201,7 @@ class VllmGenerator:
         del self._engine
         cleanup_dist_env_and_memory()
 
-    # Weight sync: begin, buckets, finish; `fos_rl.model.sync` calls them in order.
+    # Weight sync: begin, shared weights or buckets, finish; `fos_rl.model.sync` keeps the order.
 
     def begin_weight_sync(self) -> None:
         """Nothing samples until finish; ValueError names weights changed since the last sync."""
@@ -186,6 +215,9 @@ class VllmGenerator:
         # Until finish, the model is half old and half new and must not sample.
         self.policy_version = -1
         self._rpc("begin_weight_sync")
+
+    def load_shared_weights(self, weights: SharedWeights) -> bool:
+        return self._rpc("load_shared_weights", weights)
 
     def load_weight_bucket(self, bucket: WeightBucket) -> None:
         self._rpc("load_weight_bucket", bucket)
@@ -208,7 +240,7 @@ class VllmGenerator:
         self.policy_version = policy_version
 
     def _reset_prefix_cache(self) -> None:
-        # Cached keys and values are of the old weights.
+        # Cached keys and values are of the old weights, or gone.
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM refused to reset its prefix cache: requests are running")
 
@@ -250,16 +282,28 @@ def _build_engine(
     rollout: RolloutConfig,
     config: GeneratorConfig,
     device: Literal["cpu", "cuda"],
+    shares_gpu: bool,
 ) -> LLMEngine:
     vllm_model.register()
     rewind_cpu_generators()
     graphs = config.cuda_graphs and device == "cuda"
+    cache_gib = config.kv_cache_gib
+    if cache_gib == "auto":
+        cache_gib = chosen_cache_gib(
+            rollout,
+            config,
+            spec,
+            device=device,
+            memory_gib=device_memory_gib(device),
+            with_trainer=shares_gpu,
+        )
     arguments = EngineArgs(
         model=str(model_folder),
         # Every weight arrives through the sync; loading the folder's would only hide a missing one.
         load_format="dummy",
         hf_overrides={"architectures": [vllm_model.ARCHITECTURE]},
         additional_config={vllm_model.SPEC_KEY: spec.model_dump(mode="json")},
+        worker_cls="fos_rl.generator.gpu_worker.CacheSleepWorker" if shares_gpu else "auto",
         worker_extension_cls="fos_rl.generator.weight_sync.WeightSyncWorker",
         dtype=spec.precision.compute_dtype,
         max_model_len=rollout.max_prompt_tokens + rollout.max_new_tokens,
@@ -267,7 +311,7 @@ def _build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         # The CPU build's blocks of 128 tokens would share no prompt shorter than that.
         block_size=32 if device == "cpu" else None,
-        kv_cache_memory_bytes=int(config.kv_cache_gib * (1 << 30)),
+        kv_cache_memory_bytes=int(cache_gib * (1 << 30)),
         # The cache's size is given, so this is only the share of the GPU that must be free at the
         # start; trainers and other engines may be on it.
         gpu_memory_utilization=0.01,

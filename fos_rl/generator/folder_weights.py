@@ -33,6 +33,9 @@ class FolderWeights:
         """Of the weights that have been exported."""
         return self._checksums
 
+    def shared_weights(self) -> None:
+        """None: they are read file by file."""
+
     def export_weights(self) -> Iterator[WeightBucket]:
         for name, tensor in self._weights():
             self._checksums[name] = checksum(tensor.to(torch.bfloat16).to(self._dtype))

@@ -1,9 +1,11 @@
 """Checksums of weights, comparable between trainer, generator and devices, to the bit.
 
-They are summed where the weights are: a model on a GPU is not carried to the CPU for it.
-torch.hash_tensor is an xor of all words, which does not see two that changed places.
+They are summed where the weights are: a model on a GPU is not carried to the CPU for it, and is
+read once, by one kernel. torch.hash_tensor is an xor of all words, which does not see two that
+changed places.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -14,6 +16,7 @@ from fos_rl.model.hf import named_hf_weights
 # The sum repeats its keys after so many words, each time multiplied once more.
 _PERIOD = 1 << 20
 _REPEAT = 0x9E3779B97F4A7C15
+_MIX = 0xBF58476D1CE4E5B9
 # As many words and keys as a CPU's cache holds; on a GPU fewer launches are faster.
 _CPU_WORDS_AT_ONCE = 1 << 15
 
@@ -25,8 +28,8 @@ def checksum(tensor: Tensor) -> int:
 
 def named_checksums(decoder: nn.Module) -> dict[str, int]:
     """Checksum per Hugging Face weight name, of the weights the forward multiplies."""
-    sums = {name: _sum(tensor) for name, tensor in named_hf_weights(decoder)}
-    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+    weights = {name: tensor.detach() for name, tensor in named_hf_weights(decoder)}
+    return dict(zip(weights, _sums(list(weights.values())), strict=True))
 
 
 def checksum_differences(ours: dict[str, int], theirs: dict[str, int]) -> list[str]:
@@ -34,6 +37,25 @@ def checksum_differences(ours: dict[str, int], theirs: dict[str, int]) -> list[s
     return sorted(
         name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
     )
+
+
+@torch.no_grad()
+def _sums(tensors: Sequence[Tensor]) -> list[int]:
+    """The checksums of tensors of one device, which is waited for once."""
+    sums: list[Tensor] = []
+    whole: list[int] = []
+    if tensors[0].is_cuda:
+        # Imports Triton, which a CPU may lack.
+        from fos_rl.kernels import checksum_kernel
+
+        whole = [i for i, tensor in enumerate(tensors) if checksum_kernel.fits(tensor)]
+        constants = (_PERIOD, _signed(_REPEAT), _signed(_MIX))
+        if whole:
+            sums.append(checksum_kernel.sums([tensors[i] for i in whole], *constants))
+    rest = sorted(set(range(len(tensors))) - set(whole))
+    sums += [_sum(tensors[i]).view(1) for i in rest]
+    values = dict(zip([*whole, *rest], torch.cat(sums).tolist(), strict=True))
+    return [values[i] for i in range(len(tensors))]
 
 
 @torch.no_grad()
@@ -65,7 +87,7 @@ def _sum(tensor: Tensor) -> Tensor:
 def _keys(device: torch.device) -> tuple[Tensor, Tensor]:
     """Odd numbers without a pattern, int64: an inner and an outer one for each word."""
     x = torch.arange(1, 2 * _PERIOD + 1, device=device) * _signed(_REPEAT)
-    x = (x ^ (x >> 31)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> 31)) * _signed(_MIX)
     inner, outer = ((x ^ (x >> 29)) | 1).chunk(2)
     return inner, outer
 

@@ -117,3 +117,10 @@ def machine_memory_gib(device_type: str) -> float:
         devices = range(torch.cuda.device_count())
         return sum(torch.cuda.get_device_properties(i).total_memory for i in devices) / 2**30
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def device_memory_gib(device_type: str) -> float:
+    """All memory of the first GPU that this process sees, or of the machine."""
+    if device_type == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory / 2**30
+    return machine_memory_gib("cpu")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fos_rl.model.convert import prepare_weights
 from fos_rl.model.hf import named_hf_weights
+from fos_rl.model.shared_weights import named_parameters
 from fos_rl.types import WeightBucket
 
 
@@ -33,7 +34,7 @@ def unpack_weights(bucket: WeightBucket, device: torch.device) -> Iterator[tuple
 class WeightLoader:
     """Fills a decoder by Hugging Face name and knows what is still missing.
 
-    `load` may be called once a bucket; `finish` raises when a tensor never came.
+    `load` may be called once per bucket; `finish` raises when a tensor never came.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -56,6 +57,29 @@ class WeightLoader:
                 )
             target.copy_(tensor)
             self._missing.discard(name)
+
+    @torch.no_grad()
+    def load_all(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy another decoder's parameters, stacked as they are: experts are not named one by one.
+
+        Raises:
+            ValueError: naming a parameter that only one decoder has, or whose shapes differ.
+        """
+        ours = dict(named_parameters(self._decoder))
+        if different := ours.keys() ^ parameters.keys():
+            raise ValueError(
+                f"only one side has the weights {', '.join(sorted(different)[:5])}; trainer and "
+                "generator differ in layout"
+            )
+        theirs = [parameters[name] for name in ours]
+        for (name, target), tensor in zip(ours.items(), theirs, strict=True):
+            if target.shape != tensor.shape:
+                raise ValueError(
+                    f"weight {name} has shape {list(tensor.shape)}, the decoder's is "
+                    f"{list(target.shape)}; trainer and generator differ in architecture"
+                )
+        torch._foreach_copy_(list(ours.values()), theirs)
+        self._missing.clear()
 
     def finish(self) -> None:
         """Quantize what was loaded; ValueError names what was not."""

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fos_rl.config import RunConfig
+from fos_rl.generator.cache_size import sequence_bytes
 from fos_rl.generator.head_sizes import cpu_head_sizes
-from fos_rl.model.families import family_of
 from fos_rl.spec import Architecture, ModelSpec
 from fos_rl.types import Prompt
 
 _GIB = 1 << 30
-# vLLM's pages on the CPU and on a GPU; see `fos_rl.generator.engine`.
-_BLOCK_TOKENS = {"cpu": 32, "cuda": 16}
 # fp32 master and two Adam moments of each parameter; the model itself is bf16.
 _CHECKPOINT_BYTES, _MODEL_BYTES = 12, 2
 # A sampled token in JSON: its id twice, its log-prob three times (20 digits each), its text.
@@ -52,15 +50,12 @@ def check_lengths(config: RunConfig, architecture: Architecture) -> str:
 
 def check_cache(config: RunConfig, spec: ModelSpec, device: str) -> None:
     """ValueError where the key-value cache cannot hold one sequence of the greatest length."""
-    architecture = spec.architecture
     longest = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
-    block = _BLOCK_TOKENS[device]
-    number_bytes = 4 if spec.precision.compute_dtype == "float32" else 2
-    token_bytes = family_of(architecture).cache_bytes_per_token(architecture, number_bytes)
-    needed = math.ceil(longest / block) * block * token_bytes / _GIB
-    if needed > config.generator.kv_cache_gib:
+    needed = sequence_bytes(config.rollout, spec, device) / _GIB
+    size = config.generator.kv_cache_gib
+    if size != "auto" and needed > size:
         raise ValueError(
-            f"generator.kv_cache_gib = {config.generator.kv_cache_gib}: one sequence of "
+            f"generator.kv_cache_gib = {size}: one sequence of "
             f"rollout.max_prompt_tokens + rollout.max_new_tokens = {longest} tokens needs "
             f"{needed:.3g}; raise it, or lower one of the two"
         )

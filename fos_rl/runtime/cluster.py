@@ -16,6 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
+from fos_rl.model.machine import device_memory_gib
 from fos_rl.runtime.handles import Actor, Handle
 from fos_rl.spec import ModelSpec, contract_difference
 from fos_rl.types import Generator, Trainer
@@ -115,7 +116,7 @@ def gpu_environments(count: int, gpus_per_run: int, available_gpus: int) -> list
 
 
 def build_trainer(
-    spec: ModelSpec, folder: Path, config: RunConfig, device: str, threads: int
+    spec: ModelSpec, folder: Path, config: RunConfig, device: str, threads: int, shares_gpu: bool
 ) -> Trainer:
     """The trainer, in the process that calls it."""
     import torch
@@ -124,17 +125,29 @@ def build_trainer(
 
     torch.set_num_threads(threads)
     return GrpoTrainer(
-        spec, folder, config.rollout, config.algorithm, config.trainer, torch.device(device)
+        spec,
+        folder,
+        config.rollout,
+        config.algorithm,
+        config.trainer,
+        torch.device(device),
+        shares_gpu=shares_gpu,
     )
 
 
 def build_generator(
-    spec: ModelSpec, folder: Path, config: RunConfig, device: Literal["cpu", "cuda"]
+    spec: ModelSpec,
+    folder: Path,
+    config: RunConfig,
+    device: Literal["cpu", "cuda"],
+    shares_gpu: bool,
 ) -> Generator:
     """The generator, in the process that calls it."""
     from fos_rl.generator.engine import VllmGenerator
 
-    return VllmGenerator(spec, folder, config.rollout, config.generator, device)
+    return VllmGenerator(
+        spec, folder, config.rollout, config.generator, device, shares_gpu=shares_gpu
+    )
 
 
 class Cluster:
@@ -172,11 +185,10 @@ class Cluster:
         devices = ["cuda" if n else "cpu" for n in gpus]
         trainer = self._handle(Trainer, 0, bundles[0], threads[0])
         generator = self._handle(Generator, 1, bundles[1], threads[1])
+        run, shares_gpu = (spec, folder, self.config), placement.colocated
         starts = [
-            trainer.actor.start.remote(
-                build_trainer, spec, folder, self.config, devices[0], threads[0]
-            ),
-            generator.actor.start.remote(build_generator, spec, folder, self.config, devices[1]),
+            trainer.actor.start.remote(build_trainer, *run, devices[0], threads[0], shares_gpu),
+            generator.actor.start.remote(build_generator, *run, devices[1], shares_gpu),
         ]
         for handle, start in zip((trainer, generator), starts, strict=True):
             handle.wait("start", start, self.config.cluster.start_timeout_s)
@@ -305,3 +317,9 @@ def cluster_gpus(config: RunConfig) -> int:
     """GPUs of a running cluster."""
     _init_ray(config)
     return int(ray.cluster_resources().get("GPU", 0))
+
+
+def cluster_gpu_gib(config: RunConfig) -> float:
+    """All memory of one GPU of a running cluster."""
+    _init_ray(config)
+    return ray.get(ray.remote(num_gpus=0.01)(device_memory_gib).remote("cuda"))

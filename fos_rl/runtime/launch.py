@@ -23,10 +23,11 @@ from fos_rl.model.hf import (
     read_architecture,
     resolve_model,
 )
-from fos_rl.model.machine import check_precision
+from fos_rl.model.machine import check_precision, device_memory_gib
 from fos_rl.model.tokenizer import check_tokenizer, load_tokenizer
 from fos_rl.model.weight_files import check_weights
 from fos_rl.rewards.verifiers import VerifierPool
+from fos_rl.run_folder.auto_values import with_chosen_values
 from fos_rl.run_folder.folder import RunFolder, describe_environment, read_metrics
 from fos_rl.run_folder.loggers import check_loggers, start_loggers
 from fos_rl.run_folder.preflight import (
@@ -52,8 +53,12 @@ from fos_rl.types import Trainer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run that has passed every check that needs no actor."""
+    """A run that has passed every check that needs no actor.
 
+    config: the run's, with the values that `auto` has chosen.
+    """
+
+    config: RunConfig
     model_folder: Path
     spec: ModelSpec
     prompts: PromptSet
@@ -97,7 +102,9 @@ def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) 
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         placement = plan_placement(config, count_gpus(config))
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
-        spec, model_notes, unknowns = _check_model(config, read_architecture(folder), placement)
+        config, spec, model_notes, unknowns = _check_model(
+            config, read_architecture(folder), placement
+        )
         shapes = hf_weight_shapes(spec)
         tied_head = spec.architecture.tie_word_embeddings
         weights = check_weights(folder, shapes, tied_head=tied_head)
@@ -115,6 +122,7 @@ def planned(config: RunConfig, *, out: Path | None = None, first_step: int = 0) 
         if config.cluster.address != "local":
             unknowns += remote_unknowns(config.cluster.address, folder, bool(placement.num_gpus))
         yield Plan(
+            config=config,
             model_folder=folder,
             spec=spec,
             prompts=prompts,
@@ -150,14 +158,14 @@ def check_without_model(config: RunConfig, architecture: Path) -> list[str]:
     keys = read_json_object(architecture, "give --architecture a model's config.json")
     placement = plan_placement(config, count_gpus(config))
     parsed = parse_architecture(keys, str(architecture))
-    _, notes, unknowns = _check_model(config, parsed, placement)
+    _, _, notes, unknowns = _check_model(config, parsed, placement)
     needs_model = "weights, tokenizer, data and eval sets, which need the model's own files"
     return [*notes, f"unchecked  {'; '.join([*unknowns, needs_model, 'output folder', 'memory'])}"]
 
 
 def _check_model(
     config: RunConfig, architecture: Architecture, placement: Placement
-) -> tuple[ModelSpec, list[str], list[str]]:
+) -> tuple[RunConfig, ModelSpec, list[str], list[str]]:
     """The spec that trainer and generator run, what a user should know about it, and what only the
     actors can tell."""
     spec = ModelSpec(
@@ -174,6 +182,13 @@ def _check_model(
     precision = spec.precision
     lengths = check_lengths(config, architecture)
     trainer, generator = _device(placement.trainer_gpus), _device(placement.generator_gpus)
+    config = with_chosen_values(
+        config,
+        spec,
+        device=generator,
+        memory_gib=_memory_gib(config, generator),
+        shares_device=placement.colocated or trainer == generator == "cpu",
+    )
     check_cache(config, spec, generator)
     unknowns = check_head_size(
         spec,
@@ -191,8 +206,9 @@ def _check_model(
         ),
         *check_parallel(config, spec),
         f"lengths    {lengths}",
+        f"cache      {config.generator.kv_cache_gib:g} GiB for keys and values",
     ]
-    return spec, notes, unknowns
+    return config, spec, notes, unknowns
 
 
 def train(config: RunConfig, out: Path) -> Path:
@@ -200,6 +216,7 @@ def train(config: RunConfig, out: Path) -> Path:
     refuse_parallel(config)
     console = RunConsole(config.steps)
     with _parts(config, console, out) as parts:
+        config = parts.plan.config
         journal = RunFolder.create(out, config, parts.environment())
         console.say(f"run folder {journal.path}")
         with run_lock(journal.path, console.say), _start(config, parts, console) as cluster:
@@ -234,6 +251,7 @@ def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) ->
             console.say(note)
         with _parts(config, console, run, resumed.next_step) as parts:
             resumed.check_contract(parts.plan.spec)
+            config = parts.plan.config
             with _start(config, parts, console) as cluster:
                 cluster.trainer.load_checkpoint(resumed.checkpoint.resolve())
                 console.say(f"resumed from {resumed.checkpoint}")
@@ -338,6 +356,15 @@ def _known_devices(config: RunConfig, placement: Placement) -> set[str]:
 
 def _device(num_gpus: int) -> Literal["cpu", "cuda"]:
     return "cuda" if num_gpus else "cpu"
+
+
+def _memory_gib(config: RunConfig, device: str) -> float:
+    """All memory of the device that the generator is on."""
+    if device == "cuda" and config.cluster.address != "local":
+        from fos_rl.runtime.cluster import cluster_gpu_gib
+
+        return cluster_gpu_gib(config)
+    return device_memory_gib(device)
 
 
 def count_gpus(config: RunConfig) -> int:

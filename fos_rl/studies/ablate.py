@@ -8,6 +8,7 @@ from fos_rl.config import RunConfig
 from fos_rl.config.study import StudyRun, config_differences, load_study
 from fos_rl.files.whole import whole_file
 from fos_rl.model.machine import machine_memory_gib
+from fos_rl.run_folder.auto_values import with_values_of
 from fos_rl.run_folder.folder import is_finished, read_config
 from fos_rl.run_folder.preflight import check_output, size_text
 from fos_rl.runtime.cluster import gpu_environments, runs_at_once
@@ -83,7 +84,7 @@ def _check(arm: str, config: RunConfig, out: Path) -> tuple[Estimate, Plan]:
         with planned(config, out=out) as plan:
             own = sorted(out.glob(f"{arm}/seed_*"))
             earlier = own if any(map(is_finished, own)) else sorted(out.glob("*/seed_*"))
-            return estimate(config, plan, filter(Path.is_dir, earlier)), plan
+            return estimate(plan.config, plan, filter(Path.is_dir, earlier)), plan
     except ValueError as error:
         raise ValueError(f"arm {arm!r}: {error}") from error
 
@@ -93,11 +94,14 @@ def _refuse_other_configs(runs: Sequence[StudyRun], out: Path) -> None:
     for run in runs:
         folder = out / run.name
         earlier = read_config(folder)
-        if earlier is None or earlier == run.config:
+        if earlier is None:
+            continue
+        config = with_values_of(run.config, earlier)
+        if earlier == config:
             continue
         differences = "; ".join(
             f"{name}: {before!r} there, {now!r} now"
-            for name, (before, now) in config_differences(earlier, run.config).items()
+            for name, (before, now) in config_differences(earlier, config).items()
         )
         raise ValueError(
             f"arm {run.arm!r}: {folder} is a run of other settings ({differences}); give another "

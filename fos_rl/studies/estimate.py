@@ -116,7 +116,7 @@ def trainer_gib(config: RunConfig, spec: ModelSpec) -> float:
 
 def generator_gib(config: RunConfig, spec: ModelSpec) -> float:
     weights = num_parameters(spec) * _activation_bytes(spec) / _GIB
-    return weights + config.generator.kv_cache_gib + _PROCESS_GIB
+    return weights + float(config.generator.kv_cache_gib) + _PROCESS_GIB
 
 
 def formula_step_s(config: RunConfig, plan: Plan) -> float:

@@ -20,6 +20,7 @@ from fos_rl.model.log_probs import token_log_probs
 from fos_rl.model.machine import peak_memory_gib
 from fos_rl.model.packed_attention import PackedSequences, packed_attention
 from fos_rl.model.router_replay import RoutingReplay
+from fos_rl.model.shared_weights import SharedWeights
 from fos_rl.model.transport import pack_weights
 from fos_rl.spec import ModelSpec
 from fos_rl.trainer.checkpoint import load_checkpoint, save_checkpoint
@@ -52,13 +53,20 @@ class GrpoTrainer:
         algorithm: AlgorithmConfig,
         config: TrainerConfig,
         device: torch.device,
+        *,
+        shares_gpu: bool = False,
     ) -> None:
+        """
+        Args:
+            shares_gpu: a generator in another process uses the GPU in turns with this one.
+        """
         self.spec = spec
         self.model_folder = model_folder
         self.rollout = rollout
         self.algorithm = algorithm
         self.config = config
         self.device = device
+        self._shares_gpu = shares_gpu
         self.policy_version = 0
         self._sequences = PackedSequences()
         with torch.device(device):
@@ -82,6 +90,7 @@ class GrpoTrainer:
             # One pass over the weights: on two CPU cores a fifth of the time of the default.
             fused=True,
         )
+        self._shared: SharedWeights | None = None
         self.updates = 0
         self._skipped_in_a_row = 0
         # A sequence that the weights are tried on before they are saved.
@@ -301,11 +310,25 @@ class GrpoTrainer:
     def load_checkpoint(self, folder: Path) -> None:
         load_checkpoint(self, folder)
 
+    def release_memory(self) -> None:
+        """Give memory of finished forwards and backwards to the generator that shares the GPU."""
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
+
     # Weight sync.
 
     def weights_version(self) -> int:
         """The policy version of the weights."""
         return self.policy_version
+
+    def shared_weights(self) -> SharedWeights:
+        """The working copy where it lies."""
+        if self._shared is None or not self._shared.are_of(self.decoder):
+            self._shared = SharedWeights(self.decoder)
+        if self.device.type == "cuda":
+            # Whoever reads it does so in a stream of its own.
+            torch.cuda.synchronize(self.device)
+        return self._shared
 
     def export_weights(self, bucket_bytes: int = 64 << 20) -> Iterator[WeightBucket]:
         """The bf16 weights by Hugging Face name, in buckets of about that size."""

@@ -18,6 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from fos_rl.algorithms.dealing import sample_groups
 from fos_rl.config import RolloutConfig, parse_config
 from fos_rl.grpo import grpo_steps
+from fos_rl.model.sync import sync
 from fos_rl.model.transport import pack_weights, unpack_weights
 from fos_rl.spec import Bf16
 from tests.support.loop import GivenPrompts, LengthRewards, MemoryJournal
@@ -127,6 +128,18 @@ def test_a_wrong_tensor_is_named(fp32_pair: Pair) -> None:
     with pytest.raises(ValueError, match=r"1 tensors differ.*model\.embed_tokens\.weight"):
         wrong_sync()
     fp32_pair.sync()
+
+
+def test_a_generator_in_the_trainers_process_copies_its_tensors(
+    fp32_pair: Pair, monkeypatch
+) -> None:
+    trainer, generator = fp32_pair.trainer, fp32_pair.generator
+    trainer.step(batch_of(fp32_pair.generate(random_prompts(2))))
+    monkeypatch.setattr(trainer, "export_weights", None)
+    sync(trainer, [generator])
+    assert generator.policy_version == trainer.policy_version
+    [loaded] = generator._engine.collective_rpc("weight_checksums")
+    assert loaded == trainer.weight_checksums()
 
 
 def _step_and_mismatch(pair: Pair) -> float:

@@ -145,6 +145,7 @@ class _NeverRight:
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
         self.begin_weight_sync = self.load_weight_bucket = self.finish_weight_sync = self._ignore
+        self.load_shared_weights = self.release_memory = self._ignore
 
     def _ignore(self, *_: object) -> None:
         pass
@@ -152,7 +153,7 @@ class _NeverRight:
     def peak_memory_gib(self) -> float:
         return 0.0
 
-    def generate(self, prompts: Sequence[Prompt], seed: int) -> list[list[Rollout]]:
+    def generate(self, prompts: Sequence[Prompt], seed: int, *_: object) -> list[list[Rollout]]:
         return [[self._response(prompt)] * self.group_size for prompt in prompts]
 
     def _response(self, prompt: Prompt) -> Rollout:
