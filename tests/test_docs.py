@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fos_rl import quant
 from fos_rl.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,19 @@ def test_every_page_is_in_the_index() -> None:
 def block(after: str) -> str:
     """The fenced block that follows these words of the tutorial."""
     return TUTORIAL.split(after, 1)[1].split("```", 2)[1].partition("\n")[2]
+
+
+def test_the_example_of_the_quantization_functions(capsys) -> None:
+    page = (ROOT / "docs" / "quant_api.md").read_text()
+    code, printed = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_page_of_the_quantization_functions_has_all() -> None:
+    page = (ROOT / "docs" / "quant_api.md").read_text()
+    entry_points = [name for name in quant.__all__ if name.endswith(("_linear", "_mm", "quantize"))]
+    assert [name for name in entry_points if f"`{name}" not in page] == []
 
 
 def shown(text: str) -> list[str]:
