@@ -83,7 +83,7 @@ def columns_run(
 
 
 @cute.kernel
-def columnwise(
+def quantize_columns(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,

@@ -9,9 +9,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from fos_rl.kernels.columnwise_quantize_kernel import columnwise
-from fos_rl.kernels.quantize_kernel import flat, rowwise, square
-from fos_rl.kernels.small_quantize_kernel import blocks, parts, rows
+from fos_rl.kernels.columnwise_quantize_kernel import quantize_columns
+from fos_rl.kernels.quantize_kernel import quantize_matrix, quantize_rows, quantize_squares
+from fos_rl.kernels.small_quantize_kernel import (
+    quantize_blocks,
+    quantize_short_rows,
+    quantize_split_rows,
+)
 from fos_rl.kernels.tiles import launch_options
 
 
@@ -50,25 +54,33 @@ def _for_each_row(x, stack, ctas):
 
 
 LAUNCHERS = {
-    "flat": _launcher(
-        lambda x, at, share, stack, job: flat(x, *at, share, stack, job), _for_each_matrix
-    ),
-    "square": _launcher(
-        lambda x, at, share, stack, job: square(x, *at, share, stack, job), _for_each_matrix
-    ),
-    "columnwise": _launcher(
-        lambda x, at, share, stack, job: columnwise(x, *at, share, stack, False, job),
+    "quantize_matrix": _launcher(
+        lambda x, at, share, stack, job: quantize_matrix(x, *at, share, stack, job),
         _for_each_matrix,
     ),
-    "columnwise_square": _launcher(
-        lambda x, at, share, stack, job: columnwise(x, *at, share, stack, True, job),
+    "quantize_squares": _launcher(
+        lambda x, at, share, stack, job: quantize_squares(x, *at, share, stack, job),
         _for_each_matrix,
     ),
-    "rowwise": _launcher(lambda x, at, share, stack, job: rowwise(x, *at, job), _for_each_row),
-    "blocks": _launcher(
-        lambda x, at, share, stack, job: blocks(x, *at, share, stack, job), _for_all
+    "quantize_columns": _launcher(
+        lambda x, at, share, stack, job: quantize_columns(x, *at, share, stack, False, job),
+        _for_each_matrix,
     ),
-    "rows": _launcher(lambda x, at, share, stack, job: rows(x, *at, share, job), _for_all),
-    "parts": _launcher(lambda x, at, share, stack, job: parts(x, *at, share, job), _for_all),
+    "quantize_column_squares": _launcher(
+        lambda x, at, share, stack, job: quantize_columns(x, *at, share, stack, True, job),
+        _for_each_matrix,
+    ),
+    "quantize_rows": _launcher(
+        lambda x, at, share, stack, job: quantize_rows(x, *at, job), _for_each_row
+    ),
+    "quantize_blocks": _launcher(
+        lambda x, at, share, stack, job: quantize_blocks(x, *at, share, stack, job), _for_all
+    ),
+    "quantize_short_rows": _launcher(
+        lambda x, at, share, stack, job: quantize_short_rows(x, *at, share, job), _for_all
+    ),
+    "quantize_split_rows": _launcher(
+        lambda x, at, share, stack, job: quantize_split_rows(x, *at, share, job), _for_all
+    ),
 }
 """By the name of the layout (layouts.py)."""

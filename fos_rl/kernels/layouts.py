@@ -8,14 +8,14 @@ import torch
 # thread), what is loaded ahead, and CTAs of a launch for each SM, more than run at once to even out
 # the end. Measured on an H200 (benchmarks/quantize.py); fp32 has no registers to load ahead.
 _SHAPES = {
-    ("flat", torch.bfloat16): (256, 3, "registers", 12),
-    ("flat", torch.float32): (128, 6, "", 6),
-    ("square", torch.bfloat16): (128, 4, "", 12),
-    ("square", torch.float32): (128, 4, "", 12),
-    ("columnwise", torch.bfloat16): (128, 6, "", 12),
-    ("columnwise", torch.float32): (128, 5, "", 12),
-    ("columnwise_square", torch.bfloat16): (128, 3, "", 12),
-    ("columnwise_square", torch.float32): (128, 3, "", 12),
+    ("quantize_matrix", torch.bfloat16): (256, 3, "registers", 12),
+    ("quantize_matrix", torch.float32): (128, 6, "", 6),
+    ("quantize_squares", torch.bfloat16): (128, 4, "", 12),
+    ("quantize_squares", torch.float32): (128, 4, "", 12),
+    ("quantize_columns", torch.bfloat16): (128, 6, "", 12),
+    ("quantize_columns", torch.float32): (128, 5, "", 12),
+    ("quantize_column_squares", torch.bfloat16): (128, 3, "", 12),
+    ("quantize_column_squares", torch.float32): (128, 3, "", 12),
 }
 # A CTA of the amax kernel reads at least this many bytes, and this many run on an SM.
 _AMAX_BYTES, _AMAX_CTAS = 32768, 4
@@ -50,21 +50,21 @@ def row_layout(rows: int, blocks: int, dtype: torch.dtype, sms: int, given: bool
     """
     most = _HELD_CTAS * sms
     if given and (blocks <= _HELD_THREADS or rows * blocks <= most * _HELD_THREADS):
-        return _held("blocks", 128, "given", 0, -(-rows * blocks // 128))
+        return _held("quantize_blocks", 128, "given", 0, -(-rows * blocks // 128))
     parts = -(-blocks // _HELD_THREADS)
     if not given and rows * parts <= most:
         threads = min(_HELD_THREADS, -(-blocks // 32) * 32)
-        return _held("parts", threads, "found", parts, rows * parts)
+        return _held("quantize_split_rows", threads, "found", parts, rows * parts)
     if not given and blocks <= _SHORT_BLOCKS:
         together = 256 // blocks
-        return _held("rows", 256, "found", together, -(-rows // together), 4)
+        return _held("quantize_short_rows", 256, "found", together, -(-rows // together), 4)
     threads, ctas_per_sm, ahead = (64, 12, "registers")
     if rows <= 2 * sms:
         threads, ctas_per_sm, ahead = 512, 1, ""
     elif dtype == torch.float32:
         threads, ctas_per_sm, ahead = 128, 5, ""
     amax = "given" if given else "found"
-    return Layout("rowwise", (threads, amax, ahead, ctas_per_sm, True), 0, 1)
+    return Layout("quantize_rows", (threads, amax, ahead, ctas_per_sm, True), 0, 1)
 
 
 def matrix_layout(
@@ -82,15 +82,15 @@ def matrix_layout(
     if not given:
         amax, partials = "partials", num_partials(rows * cols * dtype.itemsize, stack, sms)
     if columnwise:
-        name = "columnwise_square" if square else "columnwise"
+        name = "quantize_column_squares" if square else "quantize_columns"
         warps = (cols // 16) * -(-rows // 64)
     elif square:
-        name, warps = "square", (rows // 16) * -(-cols // 64)
+        name, warps = "quantize_squares", (rows // 16) * -(-cols // 64)
     else:
-        name, warps = "flat", -(-rows * cols // 512)
+        name, warps = "quantize_matrix", -(-rows * cols // 512)
         ctas = -(-warps * 32 * stack // _HELD_THREADS)
         if ctas <= _HELD_CTAS * sms and (given or stack == 1):
-            return _held("blocks", _HELD_THREADS, amax, partials, ctas)
+            return _held("quantize_blocks", _HELD_THREADS, amax, partials, ctas)
     threads, ctas_per_sm, ahead, per_sm = _SHAPES[name, dtype]
     ctas = max(1, min(-(-warps * 32 // threads), -(-per_sm * sms // stack)))
     return Layout(name, (threads, amax, ahead, ctas_per_sm, True), partials, ctas)

@@ -1,7 +1,7 @@
 """The quantizing kernels: one amax for a matrix (1x16 and 16x16 blocks), and one amax per row.
 
-``flat`` gives a thread one 1x16 block at a time, ``square`` a warp four 16x16 blocks, ``rowwise`` a
-CTA one row, which it reads twice, the second time from the L1 cache.
+``quantize_matrix`` gives a thread one 1x16 block at a time, ``quantize_squares`` a warp four 16x16
+blocks, ``quantize_rows`` a CTA one row, which it reads twice, the second time from the L1 cache.
 """
 
 import cutlass
@@ -24,7 +24,7 @@ from fos_rl.kernels.tiles import (
 
 
 @cute.jit
-def flat_run(
+def matrix_run(
     scaling: tuple,
     first: Int32,
     step: Int32,
@@ -60,7 +60,7 @@ def flat_run(
 
 
 @cute.kernel
-def flat(
+def quantize_matrix(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,
@@ -85,13 +85,13 @@ def flat(
     start, step = Int32(cta) * job.plan.threads, Int32(ctas) * job.plan.threads
     units = (count - start + step - 1) // step
     if g.is_wild:
-        flat_run(scaling, start + Int32(tid), step, count, units, at, True, job)
+        matrix_run(scaling, start + Int32(tid), step, count, units, at, True, job)
     else:
-        flat_run(scaling, start + Int32(tid), step, count, units, at, False, job)
+        matrix_run(scaling, start + Int32(tid), step, count, units, at, False, job)
 
 
 @cute.kernel
-def rowwise(
+def quantize_rows(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,
@@ -123,13 +123,13 @@ def rowwise(
     units = (row_blocks + (plan.threads - 1)) // plan.threads
     first, step = Int32(tid), Int32(plan.threads)
     if g.is_wild:
-        flat_run(scaling, first, step, row_blocks, units, at, True, job)
+        matrix_run(scaling, first, step, row_blocks, units, at, True, job)
     else:
-        flat_run(scaling, first, step, row_blocks, units, at, False, job)
+        matrix_run(scaling, first, step, row_blocks, units, at, False, job)
 
 
 @cute.jit
-def square_run(
+def squares_run(
     scaling: tuple,
     first: Int32,
     step: Int32,
@@ -162,7 +162,7 @@ def square_run(
 
 
 @cute.kernel
-def square(
+def quantize_squares(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,
@@ -190,6 +190,6 @@ def square(
     g = arithmetic.global_scale(g_amax, job.encoding.e4m3_scale_bound)
     scaling = (table, g_amax, g.encode, g.four)
     if g.is_wild:
-        square_run(scaling, first, step, units, across, tiles, row_blocks, at, True, job)
+        squares_run(scaling, first, step, units, across, tiles, row_blocks, at, True, job)
     else:
-        square_run(scaling, first, step, units, across, tiles, row_blocks, at, False, job)
+        squares_run(scaling, first, step, units, across, tiles, row_blocks, at, False, job)

@@ -1,8 +1,9 @@
 """Quantizing kernels for little work and short rows: a thread encodes one block, which it holds.
 
-Nothing is shared but an amax: no table, since two entries of it are less work than all. ``blocks``
-takes amaxes as given, ``rows`` finds those of a few whole rows in a CTA, and ``parts`` has several
-CTAs find the amax of the same row, of which each encodes a part.
+Nothing is shared but an amax: no table, since two entries of it are less work than all.
+``quantize_blocks`` takes amaxes as given, ``quantize_short_rows`` finds those of a few whole rows
+in a CTA, and ``quantize_split_rows`` has several CTAs find the amax of the same row, of which each
+encodes a part.
 """
 
 import cutlass
@@ -42,7 +43,7 @@ def encode_held(
 
 
 @cute.kernel
-def blocks(
+def quantize_blocks(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,
@@ -70,7 +71,7 @@ def blocks(
 
 
 @cute.kernel
-def rows(
+def quantize_short_rows(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,
@@ -112,7 +113,7 @@ def rows(
 
 
 @cute.kernel
-def parts(
+def quantize_split_rows(
     x: cute.Tensor,
     amax: Int64,
     codes: Int64,

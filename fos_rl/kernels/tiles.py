@@ -21,8 +21,9 @@ class Plan:
 
     threads of a CTA and CTAs that share an SM (0: any number) decide the registers of a thread.
     amax: "given", "found" by this kernel for each row, or to be taken from "partials", which the
-    amax kernel left behind the place of the result. load_ahead: flat and rowwise read a block while
-    they encode the one before. table: entries for all scales are made first, in shared memory.
+    amax kernel left behind the place of the result. load_ahead: quantize_matrix and quantize_rows
+    read a block while they encode the one before. table: entries for all scales are made first, in
+    shared memory.
     """
 
     threads: int

@@ -93,16 +93,16 @@ def run_quantizer(
     """Run a quantizing kernel's PTX on a stack of matrices: codes, scale bytes, amaxes and operand
     bits.
 
-    share is that of ``held_kernel``'s kernels; others have one of no partial amaxes.
+    share is that of ``small_quantize_kernel``'s kernels; others have one of no partial amaxes.
     """
     stack, rows, cols = x.shape
-    out_shape = (stack, cols if layout.startswith("columnwise") else rows, -1)
+    out_shape = (stack, cols if layout.startswith("quantize_column") else rows, -1)
     rows *= stack
     grid = {
-        "rowwise": (rows, 1),
-        "blocks": (-(-rows * cols // (16 * threads)), 1),
-        "rows": (-(-rows // max(share, 1)), 1),
-        "parts": (rows * share, 1),
+        "quantize_rows": (rows, 1),
+        "quantize_blocks": (-(-rows * cols // (16 * threads)), 1),
+        "quantize_short_rows": (-(-rows // max(share, 1)), 1),
+        "quantize_split_rows": (rows * share, 1),
     }.get(layout, (2, stack))
     machine = Machine(text, grid, threads)
     word = torch.int16 if x.dtype == torch.bfloat16 else torch.int32
@@ -112,7 +112,8 @@ def run_quantizer(
     scales_at = machine.allocate(unwritten[: rows * cols // 16])
     operand_at = machine.allocate(unwritten)
     amax_at = machine.allocate(amax.numpy())
-    numbers = (share, amax.numel())[: {"rowwise": 0, "rows": 1, "parts": 1}.get(layout, 2)]
+    num_numbers = {"quantize_rows": 0, "quantize_short_rows": 1, "quantize_split_rows": 1}
+    numbers = (share, amax.numel())[: num_numbers.get(layout, 2)]
     machine.pass_arguments(
         tensor_argument(x_at, rows, cols),
         *(struct.pack("<q", at) for at in (amax_at, codes_at, scales_at, operand_at)),

@@ -16,8 +16,15 @@ from fos_rl.kernels import compile_cache, quantize_ops
 from tests.kernels.kernel_data import make
 
 LAYOUTS = {
-    "blocks", "rows", "parts", "flat", "square", "rowwise", "columnwise", "columnwise_square",
-}  # fmt: skip
+    "quantize_blocks",
+    "quantize_short_rows",
+    "quantize_split_rows",
+    "quantize_matrix",
+    "quantize_squares",
+    "quantize_rows",
+    "quantize_columns",
+    "quantize_column_squares",
+}
 OTHERS = {"partial_amax", "group_amax", "decode", "epilogue"}
 # block, row_scaled, columnwise
 FORMS = (
@@ -27,7 +34,7 @@ FORMS = (
     ("1x16", False, True),
     ("16x16", False, True),
 )
-# One block; two CTAs a row; few whole rows in a CTA; a row and more than all SMs hold at once.
+# One block; two CTAs per row; few whole rows in a CTA; a row and more than all SMs hold at once.
 SHAPES = ((16, 16), (16, 2064), (2000, 208), (1104, 2064))
 # Each takes another path: no, some or all blocks undecided; an amax out of range; no scale.
 KINDS = ("normal", "ties", "huge", "subnormal", "zeros")

@@ -23,22 +23,27 @@ def test_row_layouts_cover_every_block(given: bool) -> None:
         assert amax == ("given" if given else "found")
         what = f"{rows} rows of {blocks} blocks: {layout}"
         match layout.name:
-            case "blocks":
+            case "quantize_blocks":
                 needless = layout.ctas * threads - rows * blocks
                 assert 0 <= needless < threads, what
-            case "parts":
+            case "quantize_split_rows":
                 assert layout.ctas == rows * layout.share, what
                 assert 0 <= layout.share * threads - blocks < threads, what
-            case "rows":
+            case "quantize_short_rows":
                 assert layout.share * blocks <= threads, what
                 assert 0 <= layout.ctas * layout.share - rows < layout.share, what
             case name:
-                assert name == "rowwise", what
-    assert names == ({"blocks", "rowwise"} if given else {"parts", "rows", "rowwise"})
+                assert name == "quantize_rows", what
+    assert names == (
+        {"quantize_blocks", "quantize_rows"}
+        if given
+        else {"quantize_split_rows", "quantize_short_rows", "quantize_rows"}
+    )
 
 
 def test_matrix_layouts_have_ctas_for_all_or_loop() -> None:
-    """A kernel that loops over its share runs with any number of CTAs, "blocks" does not."""
+    """A kernel that loops over its share runs with any number of CTAs, "quantize_blocks" does
+    not."""
     names = set()
     for rows, blocks, stack in itertools.product(ROWS, BLOCKS, (1, 8)):
         for given in (True, False):
@@ -48,9 +53,9 @@ def test_matrix_layouts_have_ctas_for_all_or_loop() -> None:
             names.add(layout.name)
             assert layout.plan[1] == ("given" if given else "partials")
             assert (layout.share == 0) == given
-            if layout.name == "blocks":
+            if layout.name == "quantize_blocks":
                 assert given or stack == 1
                 assert layout.ctas * layout.plan[0] >= rows * blocks * stack
             else:
                 assert 1 <= layout.ctas <= 12 * SMS
-    assert names == {"blocks", "flat"}
+    assert names == {"quantize_blocks", "quantize_matrix"}

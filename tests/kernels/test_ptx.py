@@ -30,55 +30,55 @@ pytestmark = pytest.mark.skipif(missing_package() is not None, reason=str(missin
 # (the other bound, the other error) changes constants only and is compared on a GPU.
 KERNELS = {
     "flat": (
-        "flat",
+        "quantize_matrix",
         ("bfloat16", "four_over_six", "mae", 256),
         (256, "given", "registers", 3, True),
         0,
     ),
     "flat_mse": (
-        "flat",
+        "quantize_matrix",
         ("bfloat16", "four_over_six", "mse", 448),
         (256, "given", "registers", 3, True),
         0,
     ),
     "rowwise": (
-        "rowwise",
+        "quantize_rows",
         ("bfloat16", "four_over_six", "mse", 256),
         (64, "found", "registers", 12, True),
         0,
     ),
     "square": (
-        "square",
+        "quantize_squares",
         ("bfloat16", "four_over_six", "mae", 448),
         (128, "given", "", 4, True),
         0,
     ),
     "nvfp4": (
-        "columnwise",
+        "quantize_columns",
         ("bfloat16", "nvfp4", "mae", 448),
         (128, "given", "", 6, True),
         0,
     ),
     "columns_square_fp32": (
-        "columnwise_square",
+        "quantize_column_squares",
         ("float32", "four_over_six", "mse", 256),
         (128, "given", "", 3, True),
         0,
     ),
     "blocks": (
-        "blocks",
+        "quantize_blocks",
         ("bfloat16", "four_over_six", "mse", 448),
         (128, "given", "", 1, False),
         0,
     ),
     "rows": (
-        "rows",
+        "quantize_short_rows",
         ("bfloat16", "four_over_six", "mae", 448),
         (64, "found", "", 3, False),
         7,
     ),
     "parts_fp32": (
-        "parts",
+        "quantize_split_rows",
         ("float32", "four_over_six", "mae", 256),
         (32, "found", "", 1, False),
         2,
@@ -93,7 +93,7 @@ DECODERS = {
 ARCHS = ("sm_80", "sm_90a", "sm_100a")
 # https://docs.nvidia.com/cuda/parallel-thread-execution/#release-notes-ptx-release-history
 PTX_RELEASES = {"8.8": (12, 9), "9.4": (13, 4)}
-FINDS_AMAX = ("rowwise", "rows", "parts")
+FINDS_AMAX = ("quantize_rows", "quantize_short_rows", "quantize_split_rows")
 BOTH = (True, True)
 
 
@@ -138,8 +138,8 @@ def test_the_ptx_is_of_the_cuda_version_that_the_driver_is_asked_for(compiled) -
 
 def _reference(name: str, x: torch.Tensor):
     layout, (_, scheme, err_mode, bound), _, _ = KERNELS[name]
-    block = "16x16" if "square" in layout else "1x16"
-    columnwise = layout.startswith("columnwise")
+    block = "16x16" if "squares" in layout else "1x16"
+    columnwise = layout.startswith("quantize_column")
     if scheme == "nvfp4":
         return nvfp4_quantize(x, block=block, columnwise=columnwise, backend="reference")
     return four_over_six_quantize(
@@ -165,7 +165,7 @@ def test_ptx_gives_the_reference(compiled, name: str, arch: str) -> None:
     text, _ = compiled(name, arch)
     generator = torch.Generator().manual_seed(7)
     # Rows of 6 blocks, seven in a CTA; of 36, for two CTAs of 32 threads each.
-    shape = (16 if layout in FINDS_AMAX else 48, 576 if layout == "parts" else 96)
+    shape = (16 if layout in FINDS_AMAX else 48, 576 if layout == "quantize_split_rows" else 96)
     x = torch.stack([make(kind, shape, getattr(torch, dtype), generator) for kind in KINDS])
     expected = _reference(name, x)
     amax = expected.global_amax
