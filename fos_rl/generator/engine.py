@@ -317,10 +317,18 @@ def _build_engine(
         gpu_memory_utilization=0.01,
         logprobs_mode="processed_logprobs",
         enforce_eager=not graphs,
-        # No torch.compile, which would change bits; whole decode steps as CUDA graphs.
-        compilation_config=cast(
-            Any, {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"} if graphs else {}
-        ),
+        compilation_config=cast(Any, _graphs(config.max_num_seqs) if graphs else {}),
         disable_log_stats=True,
     )
     return LLMEngine.from_engine_args(arguments)
+
+
+def _graphs(max_num_seqs: int) -> dict[str, object]:
+    """No torch.compile, which would change bits; whole decode steps as CUDA graphs, of no more
+    sequences than decode together (vLLM captures twice as many)."""
+    sizes = [1, 2, 4, *range(8, max_num_seqs, 8), max_num_seqs]
+    return {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": sorted({size for size in sizes if size <= max_num_seqs}),
+    }

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -16,7 +17,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fos_rl.config import RunConfig
-from fos_rl.model.machine import device_memory_gib
 from fos_rl.runtime.handles import Actor, Handle
 from fos_rl.spec import ModelSpec, contract_difference
 from fos_rl.types import Generator, Trainer
@@ -43,6 +43,11 @@ def actor_environment() -> None:
     Call it before torch is imported: OpenMP reads its variables once.
     """
     os.environ.update(_ENVIRONMENT)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    # Ray gives an actor of one CPU one thread.
+    return {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +148,15 @@ def build_generator(
     shares_gpu: bool,
 ) -> Generator:
     """The generator, in the process that calls it."""
+    from fos_rl.generator.cache_size import most_sequences
     from fos_rl.generator.engine import VllmGenerator
 
-    return VllmGenerator(
-        spec, folder, config.rollout, config.generator, device, shares_gpu=shares_gpu
-    )
+    generator = config.generator
+    if config.eval is None:
+        # No more decode together, and each number of sequences is a CUDA graph to capture.
+        together = most_sequences(config.rollout, generator)
+        generator = generator.model_copy(update={"max_num_seqs": together})
+    return VllmGenerator(spec, folder, config.rollout, generator, device, shares_gpu=shares_gpu)
 
 
 class Cluster:
@@ -161,6 +170,8 @@ class Cluster:
 
     trainer: Trainer
     generator: Generator
+    started: str
+    """Where the seconds of the start went."""
 
     def __init__(self, config: RunConfig, spec: ModelSpec, folder: Path, placement: Placement):
         self.config = config
@@ -174,7 +185,9 @@ class Cluster:
             raise
 
     def _start(self, spec: ModelSpec, folder: Path, placement: Placement) -> None:
+        begin = time.perf_counter()
         _init_ray(self.config)
+        parts = [f"Ray {time.perf_counter() - begin:.1f}"]
         share = 0.5 if placement.colocated else 1.0
         gpus = (placement.trainer_gpus, placement.generator_gpus)
         bundles = [{"CPU": 1.0, **({"GPU": n * share} if n else {})} for n in gpus]
@@ -183,15 +196,27 @@ class Cluster:
         cores = int(ray.available_resources().get("CPU", 0)) + 2
         threads = [x.num_threads or cores for x in (self.config.trainer, self.config.generator)]
         devices = ["cuda" if n else "cpu" for n in gpus]
-        trainer = self._handle(Trainer, 0, bundles[0], threads[0])
-        generator = self._handle(Generator, 1, bundles[1], threads[1])
+        trainer = self._handle(Trainer, 0, bundles[0])
+        generator = self._handle(Generator, 1, bundles[1])
         run, shares_gpu = (spec, folder, self.config), placement.colocated
         starts = [
-            trainer.actor.start.remote(build_trainer, *run, devices[0], threads[0], shares_gpu),
-            generator.actor.start.remote(build_generator, *run, devices[1], shares_gpu),
+            trainer.actor.start.remote(
+                _environment(threads[0]),
+                "fos_rl.trainer.trainer",
+                build_trainer,
+                *(*run, devices[0], threads[0], shares_gpu),
+            ),
+            generator.actor.start.remote(
+                _environment(threads[1]),
+                "fos_rl.generator.engine",
+                build_generator,
+                *(*run, devices[1], shares_gpu),
+            ),
         ]
         for handle, start in zip((trainer, generator), starts, strict=True):
-            handle.wait("start", start, self.config.cluster.start_timeout_s)
+            seconds = handle.wait("start", start, self.config.cluster.start_timeout_s)
+            parts.append(f"{handle.name} {sum(seconds):.1f} (imports {seconds[0]:.1f})")
+        self.started = f"{time.perf_counter() - begin:.1f} s: {', '.join(parts)}"
         self.trainer, self.generator = cast(Trainer, trainer), cast(Generator, generator)
         different = contract_difference(self.trainer.contract(), self.generator.contract())
         if different:
@@ -209,7 +234,7 @@ class Cluster:
                 "CPUs and GPUs, or raise cluster.start_timeout_s"
             )
 
-    def _handle(self, protocol: type, index: int, bundle: dict, threads: int) -> Handle:
+    def _handle(self, protocol: type, index: int, bundle: dict) -> Handle:
         assert self._group is not None
         name = protocol.__name__
         # Its process is named after the class.
@@ -223,7 +248,6 @@ class Cluster:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=index
                 ),
-                runtime_env={"env_vars": {**_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}},
             )
             .remote()
         )
@@ -321,5 +345,7 @@ def cluster_gpus(config: RunConfig) -> int:
 
 def cluster_gpu_gib(config: RunConfig) -> float:
     """All memory of one GPU of a running cluster."""
+    from fos_rl.model.machine import device_memory_gib
+
     _init_ray(config)
     return ray.get(ray.remote(num_gpus=0.01)(device_memory_gib).remote("cuda"))

@@ -1,8 +1,12 @@
 """A handle per actor: the verbs of its protocol as blocking calls under a time limit."""
 
 import collections.abc
+import importlib
+import os
+import sys
+import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,9 +19,26 @@ from fos_rl.trainer.dead_model import DeadModel
 class Actor:
     """Any object in a Ray actor, asked by the names of its methods."""
 
-    def start(self, build: Callable[..., Any], *arguments: object) -> None:
-        """Build the object. Not a constructor, whose errors Ray hands on as text alone."""
+    def start(
+        self,
+        environment: Mapping[str, str],
+        module: str,
+        build: Callable[..., Any],
+        *arguments: Any,
+    ) -> tuple[float, float]:
+        """Build the object; the seconds of importing its module, and of building it.
+
+        Not a constructor, whose errors Ray hands on as text alone. The environment is set here: as
+        Ray's runtime_env it would need a new process, in place of one that Ray has started ahead.
+        """
+        # torch and OpenMP read their variables once.
+        assert not environment or "torch" not in sys.modules
+        os.environ.update(environment)
+        begin = time.perf_counter()
+        importlib.import_module(module)
+        imported = time.perf_counter()
         self.target = build(*arguments)
+        return imported - begin, time.perf_counter() - imported
 
     def call(self, verb: str, *arguments: object, **named: object) -> Any:
         return getattr(self.target, verb)(*arguments, **named)
@@ -40,13 +61,13 @@ class Handle:
     def __init__(self, protocol: type, name: str, actor: Any, limit_s: float) -> None:
         self.actor = actor
         self._protocol = protocol
-        self._name = name
+        self.name = name
         self._limit_s = limit_s
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         method = None if verb.startswith("_") else getattr(self._protocol, verb, None)
         if method is None:
-            raise AttributeError(f"{type(self).__name__} of {self._name} has no verb {verb!r}")
+            raise AttributeError(f"{type(self).__name__} of {self.name} has no verb {verb!r}")
         returned = typing.get_origin(typing.get_type_hints(method)["return"])
         return partial(self._stream if returned is collections.abc.Iterator else self._call, verb)
 
@@ -61,10 +82,10 @@ class Handle:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, ValueError | DeadModel):
                 raise cause from error
-            raise RuntimeError(f"{self._name} failed in {call}: {cause}") from error
+            raise RuntimeError(f"{self.name} failed in {call}: {cause}") from error
         except ray.exceptions.RayActorError as error:
             raise RuntimeError(
-                f"{self._name} died during {call}; its logs are in {_log_folder()}: {error}"
+                f"{self.name} died during {call}; its logs are in {_log_folder()}: {error}"
             ) from error
 
     def _call(self, verb: str, *arguments: object, **named: object) -> Any:
@@ -87,7 +108,7 @@ class Handle:
 
     def _no_answer(self, call: str, limit_s: float) -> RuntimeError:
         return RuntimeError(
-            f"{self._name} did not answer {call} within {limit_s:.0f} s; its logs are in "
+            f"{self.name} did not answer {call} within {limit_s:.0f} s; its logs are in "
             f"{_log_folder()}; raise cluster.call_timeout_s (start: cluster.start_timeout_s) if it "
             "was only slow"
         )

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -269,6 +270,7 @@ class _Parts:
     plan: Plan
     verifier: VerifierPool
     evaluator: Evaluator
+    seconds: float
 
     def environment(self) -> dict[str, Any]:
         contract = self.plan.spec.contract_hash()
@@ -279,6 +281,7 @@ class _Parts:
 def _parts(
     config: RunConfig, console: RunConsole, out: Path, first_step: int = 0
 ) -> Iterator[_Parts]:
+    begin = time.perf_counter()
     with ExitStack() as stack:
         with console.doing("reading model and data"):
             plan = stack.enter_context(planned(config, out=out, first_step=first_step))
@@ -286,7 +289,8 @@ def _parts(
             console.say(note)
         verifier = stack.enter_context(VerifierPool(config.reward, plan.prompts.verifier))
         evaluator = stack.enter_context(Evaluator(config, plan.eval_sets))
-        yield _Parts(plan=plan, verifier=verifier, evaluator=evaluator)
+        seconds = time.perf_counter() - begin
+        yield _Parts(plan=plan, verifier=verifier, evaluator=evaluator, seconds=seconds)
 
 
 def _start(config: RunConfig, parts: _Parts, console: RunConsole) -> Cluster:
@@ -303,6 +307,7 @@ def _go(
     first_step: int = 0,
 ) -> None:
     """The steps from `first_step` on, and the model at the end."""
+    console.say(f"start      model and data {parts.seconds:.1f} s; actors {cluster.started}")
     folder = journal.path
     loggers = [journal.metrics, *start_loggers(config, folder, first_step), console.step]
     steps = grpo_steps(

@@ -64,7 +64,7 @@ def start() -> Iterator:
         # Two calls at a time, as the cluster's.
         actor = ray.remote(Actor).options(num_cpus=0, max_concurrency=2).remote()
         # The start is not what the limit is about.
-        ray.get(actor.start.remote(Target))
+        ray.get(actor.start.remote({}, "math", Target))
         return Handle(Verbs, "trainer", actor, CONFIG.cluster.call_timeout_s)
 
     yield started

@@ -171,7 +171,9 @@ def _without_ray(config: RunConfig, spec: ModelSpec, folder: Path, _: object) ->
     """The cluster's part in a run, with a real trainer."""
     sections = (config.rollout, config.algorithm, config.trainer)
     trainer = GrpoTrainer(spec, folder, *sections, torch.device("cpu"))
-    yield SimpleNamespace(trainer=trainer, generator=_NeverRight(config.rollout.group_size))
+    yield SimpleNamespace(
+        trainer=trainer, generator=_NeverRight(config.rollout.group_size), started=""
+    )
 
 
 def test_a_run_without_signal_says_so_and_stops(
