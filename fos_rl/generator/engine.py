@@ -25,9 +25,8 @@ from fos_rl.generator.prefill import prefill_log_probs
 from fos_rl.generator.routing_record import FinishedRouting
 from fos_rl.model.checksum import checksum_differences
 from fos_rl.model.machine import device_memory_gib, peak_memory_gib
-from fos_rl.model.shared_weights import SharedWeights
 from fos_rl.spec import ModelSpec
-from fos_rl.types import FinishReason, Prompt, Rollout, Sampling, WeightBucket
+from fos_rl.types import FinishReason, Prompt, Rollout, Sampling, SharedWeights, WeightBucket
 
 T = TypeVar("T")
 

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 from fos_rl.model.checksum import named_checksums
-from fos_rl.model.shared_weights import SharedWeights
 from fos_rl.model.transport import WeightLoader, unpack_weights
-from fos_rl.types import WeightBucket
+from fos_rl.types import SharedWeights, WeightBucket
 
 
 class WeightSyncWorker:

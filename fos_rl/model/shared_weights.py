@@ -79,7 +79,9 @@ class _Handles:
 
 def _handles_of(tensors: dict[str, Tensor]) -> _Handles:
     gpu = _gpu_name(next(iter(tensors.values())).device)
-    parts = {} if gpu is None else {name: reduce_tensor(t) for name, t in tensors.items()}
+    parts: dict[str, Any] = {}
+    if gpu is not None:
+        parts = {name: reduce_tensor(t) for name, t in tensors.items()}
     return _Handles(uuid.uuid4().hex, gpu, parts)
 
 

@@ -78,7 +78,7 @@ class WeightLoader:
                     f"weight {name} has shape {list(tensor.shape)}, the decoder's is "
                     f"{list(target.shape)}; trainer and generator differ in architecture"
                 )
-        torch._foreach_copy_(list(ours.values()), theirs)
+        torch._foreach_copy_(list(ours.values()), theirs)  # pyright: ignore[reportPrivateImportUsage]
         self._missing.clear()
 
     def finish(self) -> None:
