@@ -482,7 +482,7 @@ def _rescore(args: argparse.Namespace) -> int:
         raise ValueError(
             f"--config: {args.source} is a run folder, which has its own; leave it out"
             if is_run
-            else f"{args.source} is no run folder; give --config FILE, the arm that sampled"
+            else f"{args.source} is not a run folder; give --config FILE, the arm that sampled"
         )
     file = run_config_file(args.source) if is_run else args.config
     config = load_config(file)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 class Frozen(BaseModel):
     """Base of every settings model: immutable, and an unknown key is an error.
 
-    A value has the type that is asked for, or is refused: `true` is no number, "3" neither, and
+    A value has the type that is asked for, or is refused: `true` is not a number, "3" neither, and
     infinities and NaN are none that a setting can have.
     """
 

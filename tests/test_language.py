@@ -36,6 +36,8 @@ FORBIDDEN = {
     r"\b(is|are|was|were) told\b": "plain words: gets, is recognised by",
     r"\b(go|goes|gone|went) on (from|where|with)\b": "continue",
     r"\bat hand\b": "available",
+    r"\b(is|are) no (JSON|run folder|number|object|token|multiple)\b": "is not a",
+    r"behind .{1,12}'s back\b|\bmend\b": "plain words",
     r"\b(trainer|generator)\.num_gpus\b": "device = 'auto' | 'cpu' | 'cuda'",
 }
 
@@ -125,6 +127,7 @@ def test_no_forbidden_pattern_occurs() -> None:
         "the idle host",
         "another quantized recipe",
         "resume goes on from it",
+        "runs/x is no run folder",
         "which trainer.num_gpus says",
     ],
 )

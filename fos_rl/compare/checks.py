@@ -41,7 +41,7 @@ class Limit:
         if not separator or not key or not math.isfinite(value):
             raise ValueError(
                 f"--fail-above {text!r}: write it as METRIC=NUMBER, as in mismatch/kl_k3=0.015; "
-                "nothing is above an infinite limit, or one that is no number"
+                "nothing is above an infinite limit, or one that is not a number"
             )
         return cls(key=key, value=value)
 

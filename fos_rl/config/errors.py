@@ -63,7 +63,7 @@ def explain_error(details: ErrorDetails, tree: dict[str, Any]) -> str:
     if details["type"] == "missing":
         return f"{name}: required; add it to the file or pass --set {name}=VALUE"
     rule = details["msg"][0].lower() + details["msg"][1:]
-    # An entry of an array is no setting of its own.
+    # An entry of an array is not a setting of its own.
     section = [part for part in names if not part.isdecimal()][:-1]
     remedy = _REMEDIES.get(name, f"see fos-rl explain {'.'.join(section)}".rstrip())
     return f"{name} = {_as_written(details['input'])}: {rule}; {remedy}"

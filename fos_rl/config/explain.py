@@ -14,11 +14,12 @@ IMPOSSIBLE = {
     "row_scaled_activation = true with trainer.backward_override = 'quantized'": "the weight "
     "gradient sums over rows, and a factor of each row cannot leave that sum; use 'high_precision' "
     "or 'dequantized', or row_scaled_activation = false",
-    "a layer whose inputs are no multiple of 16 (mxfp8: 32)": "blocks run along them; exclude it",
-    "weight_block = '16x16' with outputs that are no multiple of 16": "a block has 16 rows; use "
+    "a layer whose inputs are not a multiple of 16 (mxfp8: 32)": "blocks run along them; exclude "
+    "it",
+    "weight_block = '16x16' with outputs that are not a multiple of 16": "a block has 16 rows; use "
     "'1x16', or exclude the layer",
-    "backward 'quantized' with outputs that are no multiple of 16 (mxfp8: 32)": "blocks of dY run "
-    "along them; use 'high_precision' or 'dequantized', or exclude the layer",
+    "backward 'quantized' with outputs that are not a multiple of 16 (mxfp8: 32)": "blocks of dY "
+    "run along them; use 'high_precision' or 'dequantized', or exclude the layer",
     "a pattern of include or exclude that matches no layer": "a typing mistake would quantize "
     "something else; `*.mlp.experts.*` needs a mixture of experts",
     "include, exclude and the bf16 windows that together leave no layer": "use recipe = 'bf16'",

@@ -82,7 +82,7 @@ def run_config_file(run: Path) -> Path:
     file = run / "config.toml"
     if not file.is_file():
         raise ValueError(
-            f"{run} is no run folder, it has no config.toml; give one, as in runs/NAME"
+            f"{run} is not a run folder, it has no config.toml; give one, as in runs/NAME"
         )
     return file
 

@@ -108,7 +108,7 @@ def _read_list(value: Sequence[Any]) -> str | Messages:
         raise RefusedRow(
             "a list of texts, which does not say who speaks; give messages with role and content"
         )
-    raise RefusedRow("a list that is no chat; give messages with role and content")
+    raise RefusedRow("a list that is not a chat; give messages with role and content")
 
 
 def _are_parts(items: Sequence[Mapping[str, Any]]) -> bool:

@@ -179,15 +179,15 @@ def _render(problem: Problem, tokenizer: Any) -> str:
         raise ValueError(
             f"the tokenizer's chat_template cannot render {_where(problem)} ({_roles(problem)}): "
             f"{type(error).__name__}: {error}. Change these messages to what the template "
-            "takes, or mend chat_template in the model's folder"
+            "takes, or correct chat_template in the model's folder"
         ) from error
     for role, content in problem.messages:
         # Templates may leave out an assistant's reasoning.
         if role != "assistant" and content not in text:
             raise ValueError(
                 f"the tokenizer's chat_template leaves out what the {role} says in "
-                f"{_where(problem)}; put it into the user's message, or mend chat_template in the "
-                "model's folder"
+                f"{_where(problem)}; put it into the user's message, or correct chat_template in "
+                "the model's folder"
             )
     return text
 

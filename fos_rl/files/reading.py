@@ -42,7 +42,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
         what = f"is not JSON ({error})" if text.strip() else "is empty"
         raise ValueError(f"{path} {what}; {remedy}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is no JSON object, it begins {text.strip()[:20]!r}; {remedy}")
+        raise ValueError(f"{path} is not a JSON object, it begins {text.strip()[:20]!r}; {remedy}")
     return value
 
 
@@ -59,7 +59,7 @@ def read_json_lines(path: Path, remedy: str, keys: Iterable[str] = ()) -> list[d
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number} is not JSON ({error}); {remedy}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number} is no JSON object; {remedy}")
+            raise ValueError(f"{path}, line {number} is not a JSON object; {remedy}")
         if missing := [key for key in keys if key not in row]:
             raise ValueError(f"{path}, line {number} has no {', '.join(missing)}; {remedy}")
         rows.append(row)

@@ -208,7 +208,7 @@ class VllmGenerator:
             changed = checksum_differences(self._rpc("weight_checksums"), self._checksums)
             if changed:
                 raise ValueError(
-                    "generator weights changed behind the sync's back since policy version "
+                    "generator weights changed without a sync since policy version "
                     f"{self.policy_version}: {', '.join(changed[:5])}"
                 )
         # Until finish, the model is half old and half new and must not sample.

@@ -92,7 +92,7 @@ def _download(name: str) -> Path:
                 "HF_HOME to a folder that can, or give the folder of a model"
             ) from error
         raise ValueError(
-            f"model.path = {name!r}: no such folder, and the Hugging Face hub did not give it "
+            f"model.path = {name!r}: no such folder, and the Hugging Face hub did not provide it "
             f"({reason}); download it where the hub is reached and give the folder. A dry run "
             "can go without the model: fos-rl train CONFIG --dry-run --architecture CONFIG_JSON"
         ) from error

@@ -86,7 +86,7 @@ def end_tokens(tokenizer: Any, folder: Path, vocab_size: int) -> list[int]:
     for end in ends:
         if not isinstance(end, int) or isinstance(end, bool) or not 0 <= end < vocab_size:
             raise ValueError(
-                f"{file}: eos_token_id = {stated!r}: {end!r} is no token, ids are 0 to "
+                f"{file}: eos_token_id = {stated!r}: {end!r} is not a token, ids are 0 to "
                 f"{vocab_size - 1}; {_AGAIN}"
             )
     own = tokenizer.eos_token_id

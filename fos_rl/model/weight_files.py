@@ -76,7 +76,7 @@ def check_weights(folder: Path, shapes: Mapping[str, Sequence[int]], *, tied_hea
 
     Raises:
         ValueError: naming every file that cannot be read, and every tensor that is missing,
-            unknown, in two files, or of another shape or a type that is no float.
+            unknown, in two files, or of another shape or a type that is not floating point.
     """
     wanted = dict(shapes)
     if tied_head:
@@ -126,7 +126,7 @@ def _misfits(
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a file that is no whole safetensors file, where a look at it tells."""
+    """What is wrong with a file that is not a whole safetensors file, where a look at it tells."""
     size = path.stat().st_size
     if size == 0:
         return f"is empty; {_AGAIN}"

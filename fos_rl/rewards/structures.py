@@ -95,7 +95,7 @@ def parse_matrix(text: str) -> Matrix | None:
 def as_matrices(text: str) -> list[Matrix]:
     """The matrices that a text can stand for: a tuple is a column or a row, rows in brackets one.
 
-    Empty if it is no matrix.
+    Empty if it is not a matrix.
     """
     matrix = parse_matrix(text)
     if matrix is not None:

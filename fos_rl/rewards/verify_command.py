@@ -32,7 +32,7 @@ def verify_file(path: Path) -> int:
     """Print one JSON object per line of a JSONL file, in order, and a summary to stderr.
 
     Raises:
-        ValueError: a line is no JSON object with `gold` and `response`; it is named.
+        ValueError: a line is not a JSON object with `gold` and `response`; it is named.
     """
     samples = list(read_samples(path))
     start = time.monotonic()
@@ -111,7 +111,9 @@ def _sample(place: str, line: bytes) -> Sample:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON ({error}); give one JSON object per line") from None
     if not isinstance(row, dict):
-        raise ValueError(f'{place}: {str(row)[:40]!r} is no object with keys "gold" and "response"')
+        raise ValueError(
+            f'{place}: {str(row)[:40]!r} is not an object with keys "gold" and "response"'
+        )
     for key in ("gold", "response"):
         if key not in row:
             raise ValueError(f"{place}: no key {key!r}, only {sorted(row)}; add it")

@@ -239,8 +239,8 @@ def resume(run: Path, overrides: Sequence[str] = (), *, strict: bool = False) ->
     """
     if not (run / "config.toml").is_file():
         raise ValueError(
-            f"{run} is no run folder (it has no config.toml), and so has no checkpoint to resume "
-            "from; give a folder that fos-rl train wrote"
+            f"{run} is not a run folder (it has no config.toml), and so has no checkpoint to "
+            "resume from; give a folder that fos-rl train wrote"
         )
     notes: list[str] = []
     with run_lock(run, notes.append):

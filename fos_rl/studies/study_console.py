@@ -126,7 +126,7 @@ def summary_text(queue: Sequence[QueuedRun], again: str) -> str:
         lines.append(f"  {item.run.name} after {item.steps_done} steps: {item.reason}")
         lines.append(f"    log: {item.log}")
     if failed:
-        lines.append(f"finished runs are kept; mend the cause and call again: {again}")
+        lines.append(f"finished runs are kept; fix the cause and call again: {again}")
     return "\n".join(lines)
 
 

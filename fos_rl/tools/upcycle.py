@@ -45,7 +45,7 @@ def upcycle(
             weight's own.
 
     Raises:
-        ValueError: when the model is no dense Llama, or for settings that make no mixture.
+        ValueError: when the model is not a dense Llama, or for settings that make no mixture.
     """
     dense = Path(dense)
     architecture = read_architecture(dense)

@@ -112,7 +112,9 @@ def read_state(folder: Path, device: torch.device | str = "cpu") -> dict[str, An
             "from another one"
         ) from error
     if not isinstance(state, dict) or not state.keys() >= _KEYS:
-        raise ValueError(f"{folder}/{STATE} holds no trainer's state; move it out of the folder")
+        raise ValueError(
+            f"{folder}/{STATE} does not hold a trainer's state; move it out of the folder"
+        )
     return state
 
 

@@ -106,7 +106,7 @@ def test_prompts(value: object, prompt: object) -> None:
         (True, "a prompt of type bool"),
         (["A", "B", "C"], "list of texts, which does not say who speaks"),
         ('["A", "B"]', "list of texts, which does not say who speaks"),
-        ([USER, "B"], "a list that is no chat"),
+        ([USER, "B"], "a list that is not a chat"),
         ({"text": "A"}, "entries text; .*data.prompt_column"),
         ({"a": "A", "b": None}, "entries a, b; .*data.prompt_column"),
         ('{"question": "A"}', "a text that is a JSON object"),

@@ -130,7 +130,7 @@ def test_a_template_that_cannot_render_is_named(tokenizer, template: str, words:
     chat = Problem(id="p", messages=(("system", "w1"), ("user", "w0")), answer="0", row=3)
     with pytest.raises(ValueError, match=r"^the tokenizer's chat_template .*row 3 of") as error:
         encode_problems([chat], tokenizer)
-    for word in [*words, "mend chat_template in the model's folder"]:
+    for word in [*words, "correct chat_template in the model's folder"]:
         assert word in str(error.value)
 
 

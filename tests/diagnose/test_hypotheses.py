@@ -147,7 +147,7 @@ def test_one_group_is_the_whole_tensor(tmp_path: Path) -> None:
         ('{"prompt_ids": [1], "response_ids": [2]}', "log_probs is None"),
         ('{"prompt_ids": [1], "response_ids": [2], "log_probs": [-1, -2]}', "2 log_probs for 1"),
         ('{"prompt_ids": [1], "response_ids": [9], "log_probs": [-1]}', "token id 9 is not"),
-        ("[1]", "line 1 is no JSON object"),
+        ("[1]", "line 1 is not a JSON object"),
         ("{", "line 1 is not JSON"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from fos_rl.exact import fixed_tiles
 from fos_rl.exact.fixed_tiles import check_fixed_tiles, fixed_tile_grouped_mm, fixed_tile_mm
 
-# (n, k): router, head, square; a K that is no multiple of a vector; SmolLM2's MLP; K of 2048.
+# (n, k): router, head, square; a K that is not a multiple of a vector; SmolLM2's MLP; K of 2048.
 SHAPES = [(8, 64), (288, 64), (64, 64), (37, 36), (576, 1536), (49, 2048)]
 ROWS = 70
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fos_rl.exact.rows import mean_square, silu, sum_last
 
-# 100 is no multiple of a vector of 8 or 16 numbers, so rows begin anywhere in one.
+# 100 is not a multiple of a vector of 8 or 16 numbers, so rows begin anywhere in one.
 WIDTHS = [32, 64, 100, 576]
 
 

@@ -32,8 +32,8 @@ MARK = b"\xef\xbb\xbf"
         (b"", "is empty"),
         (b" \n", "is empty"),
         (b'{"a": ', "is not JSON (Expecting value: line 1 column 7"),
-        (b"[1]", "is no JSON object, it begins '[1]'"),
-        (b"null", "is no JSON object"),
+        (b"[1]", "is not a JSON object, it begins '[1]'"),
+        (b"null", "is not a JSON object"),
     ],
 )
 def test_what_is_no_json_object_is_named(content: bytes | str | None, words: str, tmp_path: Path):
@@ -65,7 +65,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path):
     ("text", "words"),
     [
         ('{"a": 1}\n{"a"', "line 2 is not JSON"),
-        ('{"a": 1}\n\n[1]\n', "line 3 is no JSON object"),
+        ('{"a": 1}\n\n[1]\n', "line 3 is not a JSON object"),
         ('{"a": 1}\n{"b": 1}\n', "line 2 has no a"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_product_and_its_complement_count() -> None:
 
 
 def test_words_far_apart_and_zeros_at_the_end_count() -> None:
-    """Beyond 8 MiB the keys repeat; a length that is no multiple of 8 bytes is padded with 0."""
+    """Beyond 8 MiB the keys repeat; a length that is not a multiple of 8 bytes is padded with 0."""
     tensor = torch.zeros((9 << 20) + 1, dtype=torch.uint8)
     tensor[0] = 1
     moved = tensor.roll(8 << 20)

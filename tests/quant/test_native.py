@@ -37,7 +37,7 @@ ROWS = (0, 1, 37, 130)
 
 
 def weight_shapes(quantizer: Quantizer, mode: str) -> list[tuple[int, int]]:
-    """(N, K) whose packed rows are 8, 16, 24 and 40 bytes, and N that are no multiple of 16."""
+    """(N, K) whose packed rows are 8, 16, 24 and 40 bytes, and N that are not a multiple of 16."""
     free = mode != "quantized" and getattr(quantizer, "weight_block", "1x16") == "1x16"
     if isinstance(quantizer, MXFP8Quantizer):
         return [(32, 96), (96, 32), *([(8, 32), (40, 96)] if free else [])]

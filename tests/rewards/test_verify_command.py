@@ -61,7 +61,7 @@ GOOD = b'{"gold": "1", "response": "Answer: 1"}\n'
     ("content", "message"),
     [
         (GOOD + b"{", "line 2: not JSON"),
-        (GOOD + b"\n" + b'["1", "Answer: 1"]', "line 3: .* is no object"),
+        (GOOD + b"\n" + b'["1", "Answer: 1"]', "line 3: .* is not an object"),
         (b'{"gold": "1"}', "line 1: no key 'response', only .'gold'.; add it"),
         (b'{"gold": null, "response": "Answer: 1"}', "line 1: gold is None; give it as a string"),
         (b'{"gold": "1", "response": ["Answer: 1"]}', "line 1: response is .'Answer: 1'."),

@@ -123,7 +123,7 @@ def test_weights_that_cannot_be_loaded(damage, words: str, folder: Path) -> None
     ("index", "words"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "has no weight_map"),
         ('{"weight_map": {}}', "has no weight_map"),
         ('{"weight_map": {"a": "model-2.safetensors"}}', "lacks model-2.safetensors"),
@@ -188,7 +188,12 @@ def test_heads_that_do_not_divide_the_width() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "is not JSON"), ("", "is empty"), ("[1]", "is no JSON object"), ("null", "no JSON obj")],
+    [
+        ("{", "is not JSON"),
+        ("", "is empty"),
+        ("[1]", "is not a JSON object"),
+        ("null", "not a JSON object"),
+    ],
 )
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]

