@@ -77,7 +77,7 @@ def end_tokens(tokenizer: Any, folder: Path, vocab_size: int) -> list[int]:
     without that file, config.json's.
 
     Raises:
-        ValueError: for an eos_token_id that is no token.
+        ValueError: for an eos_token_id that is not a token.
     """
     files = (folder / "generation_config.json", folder / "config.json")
     file = next(path for path in files if path.is_file())

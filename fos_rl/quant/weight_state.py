@@ -6,7 +6,7 @@ of writes are not counted:
 
 - Fused optimizers. A hook counts each step of an optimizer for the parameters it has, unless
   the step itself is compiled.
-- Writes behind autograd's back: through `.data`, NumPy or DLPack. On a CPU a few elements are
+- Writes that autograd does not see: through `.data`, NumPy or DLPack. On a CPU a few elements are
   compared, which costs microseconds and sees any write of a whole tensor. On CUDA that would wait
   for the device: whoever writes so prepares the weight again.
 """
