@@ -68,7 +68,7 @@ not have identical first steps."""
 
 _PARITY_HELP = """\
 Run the same tokens through the trainer and through vLLM, without any training, and say where the
-two forwards part: the first operation that differs, differences per operation and layer, flipped
+two forwards differ: the first operation that differs, differences per operation and layer, flipped
 codes and expert choices, and the log-prob difference.
 
   fos-rl parity configs/demo.toml
