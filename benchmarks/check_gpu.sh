@@ -14,7 +14,7 @@ part() {  # part LIMIT_S NAME COMMAND...
 {
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
   part 120 "bitwise" env TORCH_COMPILE_DISABLE=0 python3 -m pytest -q -n 8 --dist worksteal -p no:benchmark \
-    tests/kernels/test_bitwise.py tests/kernels/test_fixed_tile.py tests/quant/test_cuda.py tests/model/test_cuda.py
+    tests/kernels/test_bitwise.py tests/kernels/test_fixed_tile.py tests/quant/test_quant_on_cuda.py tests/model/test_decoder_on_cuda.py
   part 180 "quantize" python3 -m benchmarks.quantize --out "$out/quantize"
   part 60 "memcheck, bare" python3 -m tests.kernels.memcheck
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2> /dev/null | head -1)

@@ -80,3 +80,13 @@ def test_the_folders_of_tests_are_those_of_the_package() -> None:
 
     tests = {p.name for p in (ROOT / "tests").iterdir() if p.is_dir() and p.name[0] not in "._"}
     assert tests - TEST_FOLDERS <= folders(PACKAGE)
+
+
+@pytest.mark.parametrize("folder", ["fos_rl", "tests"])
+def test_file_names_say_which_of_several(folder: str) -> None:
+    """A search for a file name finds one: no two modules share theirs."""
+    places = defaultdict(list)
+    for path in (ROOT / folder).rglob("*.py"):
+        if path.name not in ("__init__.py", "conftest.py"):
+            places[path.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
