@@ -80,6 +80,7 @@ class Architecture(Frozen):
     """Layers of a mixture-of-experts model that keep a dense MLP."""
 
     def is_moe_layer(self, layer: int) -> bool:
+        """Whether the layer of that number has experts."""
         return self.num_experts > 0 and layer not in self.dense_layers
 
 

@@ -87,6 +87,7 @@ class TrainBatch:
 
     @property
     def num_sequences(self) -> int:
+        """Sequences of the batch."""
         return len(self.token_ids)
 
     def first(self) -> "TrainBatch":
@@ -140,6 +141,8 @@ class StepRecord:
 
 
 class PromptStream(Protocol):
+    """Where the loop takes its prompts from."""
+
     def batch(self, step: int) -> list[Prompt]:
         """The step's prompts, the same in every run of one seed."""
         ...
@@ -207,13 +210,17 @@ class Generator(Sampler, Protocol):
         """Engine steps so far; answers while responses are generated."""
         ...
 
-    def begin_weight_sync(self) -> None: ...
+    def begin_weight_sync(self) -> None:
+        """Nothing is sampled until `finish_weight_sync`."""
+        ...
 
     def load_shared_weights(self, weights: SharedWeights) -> bool:
         """Copy all of them; False where they cannot be read from here, so buckets must come."""
         ...
 
-    def load_weight_bucket(self, bucket: WeightBucket) -> None: ...
+    def load_weight_bucket(self, bucket: WeightBucket) -> None:
+        """Copy a bucket's weights into the decoder, by name."""
+        ...
 
     def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:
         """Compare every tensor; only then are the new weights sampled with."""
@@ -221,6 +228,8 @@ class Generator(Sampler, Protocol):
 
 
 class Verifier(Protocol):
+    """What gives every response its reward."""
+
     def score(
         self, rollouts: Sequence[Rollout], answers: Sequence[str]
     ) -> tuple[np.ndarray, dict[str, float]]:
@@ -235,7 +244,9 @@ class Trainer(WeightSource, Protocol):
         """What its spec says of log-probs; see `ModelSpec.contract`."""
         ...
 
-    def step(self, batch: TrainBatch) -> StepResult: ...
+    def step(self, batch: TrainBatch) -> StepResult:
+        """Measure the mismatch, then update the weights."""
+        ...
 
     def measure(self, batch: TrainBatch) -> StepResult:
         """The mismatch of a batch that nothing is learned from."""
@@ -257,21 +268,29 @@ class Trainer(WeightSource, Protocol):
         """Write all that a bit-equal continuation needs, with the run's settings."""
         ...
 
-    def load_checkpoint(self, folder: Path) -> None: ...
+    def load_checkpoint(self, folder: Path) -> None:
+        """Continue from what `save_checkpoint` wrote."""
+        ...
 
 
 class Journal(Protocol):
     """Keeps what a run has earned as soon as it exists."""
 
-    def rollouts(self, step: int, samples: Sequence[Sample]) -> None: ...
+    def rollouts(self, step: int, samples: Sequence[Sample]) -> None:
+        """Keep the step's samples, before they are trained on."""
+        ...
 
     def trainer_log_probs(
         self, step: int, samples: Sequence[Sample], log_probs: Sequence[np.ndarray]
-    ) -> None: ...
+    ) -> None:
+        """Keep the trainer's log-probs of the samples, in their order."""
+        ...
 
     @property
     def has_layer_errors(self) -> bool:
         """They are measured once a run."""
         ...
 
-    def layer_errors(self, errors: dict[str, float]) -> None: ...
+    def layer_errors(self, errors: dict[str, float]) -> None:
+        """Keep the layers' errors, once per run."""
+        ...

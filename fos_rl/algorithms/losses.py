@@ -39,6 +39,7 @@ class PolicyTokens:
 
     @property
     def counted(self) -> Bool[Tensor, " tokens"]:
+        """Which tokens the loss is made of: those of weight other than 0."""
         return self.weights != 0
 
     def log_ratio(self) -> Float[Tensor, " tokens"]:

@@ -33,6 +33,8 @@ _PHASE_GREYS = ("#3d3d3d", "#777777", "#a8a8a8", "#d4d4d4")
 
 
 def plot_first_step(arms: Sequence[Arm]) -> Plot:
+    """Mean, median, 99th percentile and maximum of |d| at the first step, one row per arm."""
+
     def paint() -> Sketch:
         sketch = Sketch("first-step")
         shown: list[float] = []
@@ -99,6 +101,8 @@ def plot_reward_differences(arms: Sequence[Arm], differences: Sequence[Differenc
 
 
 def plot_phases(arms: Sequence[Arm]) -> Plot:
+    """Seconds per step by phase, one bar per arm."""
+
     def paint() -> Sketch:
         sketch = Sketch("phases")
         labelled: set[str] = set()

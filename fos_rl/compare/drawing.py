@@ -107,6 +107,7 @@ class Sketch:
         high: Sequence[float],
         axes: Axes | None = None,
     ) -> None:
+        """An arm's interval between `low` and `high`, as a shade behind its line."""
         if len(x):
             area = (axes or self.axes).fill_between(
                 x, low, high, color=colour(arm), alpha=0.1, linewidth=0
@@ -119,6 +120,7 @@ class Sketch:
         self.drawn = True
 
     def legend(self) -> None:
+        """The labels of all lines, below the panels, in as many columns as there is room for."""
         handles, labels = self.axes.get_legend_handles_labels()
         if labels:
             room = 85 if len(self.panels) == 1 else 170
@@ -161,10 +163,12 @@ def draw(
 
 
 def colour(arm: int) -> str:
+    """The colour of the arm of that number."""
     return _COLOURS[arm % len(_COLOURS)]
 
 
 def marker(arm: int) -> str:
+    """The marker of the arm of that number."""
     return _MARKERS[arm % len(_MARKERS)]
 
 
@@ -218,6 +222,7 @@ def fit_lines(axes: Axes) -> None:
 
 
 def whole_steps(axes: Axes) -> None:
+    """Name the x axis "step" and mark whole numbers alone."""
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

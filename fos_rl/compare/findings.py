@@ -39,6 +39,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
+        """What can be said: higher, lower, identical, not resolved, or why nothing can."""
         if self.interval is None:
             pairs = len(paired_runs(self.arm, self.other))
             return "no common seed" if pairs == 0 else "too few pairs"

@@ -33,6 +33,7 @@ class Run:
 
     @property
     def name(self) -> str:
+        """`ARM/seed_SEED`, as in messages and tables."""
         return f"{self.arm}/seed_{self.seed}"
 
     @property
@@ -83,6 +84,7 @@ class Arm:
         return [run for run in self.runs if len(run.steps) == most]
 
     def run_of(self, seed: int) -> Run | None:
+        """The arm's run with that seed; None where there is none."""
         return next((run for run in self.runs if run.seed == seed), None)
 
 
@@ -96,10 +98,12 @@ class Comparison:
 
     @property
     def baseline(self) -> Arm:
+        """The first arm, which the others are compared with."""
         return self.arms[0]
 
     @property
     def runs(self) -> list[Run]:
+        """All runs, arm by arm."""
         return [run for arm in self.arms for run in arm.runs]
 
 

@@ -65,6 +65,7 @@ class Quantity:
         return float(np.median(values)) if self.reduce == "mean" and len(values) > 1 else None
 
     def show(self, value: float | None) -> str:
+        """A value as tables have it; "-" where there is none."""
         if value == 0 and self.zero is not None:
             return self.zero
         return "-" if value is None else self.format.format(value)

@@ -32,10 +32,12 @@ class Interval:
 
     @property
     def low(self) -> float:
+        """The interval's lower end."""
         return self.mean - self.half_width
 
     @property
     def high(self) -> float:
+        """The interval's upper end."""
         return self.mean + self.half_width
 
     @property
@@ -46,6 +48,7 @@ class Interval:
 
     @property
     def units(self) -> str:
+        """What the mean is taken over, as in "3 seeds"."""
         return f"{self.count} {self.unit}"
 
     @property

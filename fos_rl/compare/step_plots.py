@@ -128,6 +128,8 @@ def _paint_metric(sketch: Sketch, axes: Axes, arms: Sequence[Arm], metric: StepM
 
 
 def plot_reward(arms: Sequence[Arm]) -> Plot:
+    """The mean reward of each arm over the steps."""
+
     def paint() -> Sketch:
         sketch = Sketch("reward")
         for number, arm in enumerate(arms):

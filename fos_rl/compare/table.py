@@ -49,6 +49,7 @@ class Grid:
     sections: dict[int, str] = field(default_factory=dict)
 
     def markdown(self) -> str:
+        """The table in Markdown, with the sections' titles in bold."""
         lines = [_line(self.heading), _line(["---", *["---:"] * (len(self.heading) - 1)])]
         for number, row in enumerate(self.rows):
             if number in self.sections:

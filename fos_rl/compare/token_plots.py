@@ -15,6 +15,7 @@ _SCATTER_COLUMNS = 3
 
 
 def plot_by_probability(arms: Sequence[Arm]) -> Plot:
+    """Mean |d| by the probability that the generator gave the token, in tenths."""
     return _tenths(
         arms,
         "by-probability",
@@ -25,6 +26,7 @@ def plot_by_probability(arms: Sequence[Arm]) -> Plot:
 
 
 def plot_by_position(arms: Sequence[Arm]) -> Plot:
+    """Mean |d| by the token's place in its response, in tenths."""
     return _tenths(
         arms,
         "by-position",
@@ -35,6 +37,8 @@ def plot_by_position(arms: Sequence[Arm]) -> Plot:
 
 
 def plot_routing_flips(arms: Sequence[Arm]) -> Plot:
+    """The share of expert choices that differ, layer by layer."""
+
     def paint() -> Sketch:
         sketch = Sketch("routing-flips")
         for number, arm in enumerate(arms):
@@ -51,6 +55,8 @@ def plot_routing_flips(arms: Sequence[Arm]) -> Plot:
 
 
 def plot_layer_error(arms: Sequence[Arm]) -> Plot:
+    """The relative error of quantized products, layer by layer."""
+
     def paint() -> Sketch:
         errors = [layer_errors(arm) for arm in arms]
         names = list(dict.fromkeys(name for found in errors for name in found))

@@ -33,6 +33,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class ModelConfig(Frozen):
+    """`[model]`: which model, in which number format, and how exactly both sides agree."""
+
     path: str
     """Folder or hub name of a Hugging Face model, or `random:FAMILY`, as in `random:llama`, for a
     tiny random model with a byte tokenizer; another FAMILY's error lists those that there are."""
@@ -69,6 +71,8 @@ class VowelsData(Frozen):
 
 
 class Gsm8kData(Frozen):
+    """`[data]` with type "gsm8k": grade-school word problems with whole answers."""
+
     type: Literal["gsm8k"] = "gsm8k"
     path: str = "openai/gsm8k"
     """Hub name or JSONL/Parquet file with columns question and answer (ends in `#### N`)."""
@@ -78,6 +82,8 @@ class Gsm8kData(Frozen):
 
 
 class DapoMathData(Frozen):
+    """`[data]` with type "dapo_math": competition problems with whole answers."""
+
     type: Literal["dapo_math"] = "dapo_math"
     path: str = "BytedTsinghua-SIA/DAPO-Math-17k"
     """Hub name or JSONL/Parquet file of DAPO-Math-17k's schema."""
@@ -108,6 +114,8 @@ Data = Annotated[
 
 
 class RewardConfig(Frozen):
+    """`[reward]`: the processes that verify answers, and their limits."""
+
     workers: Annotated[int, Field(ge=0, le=4096)] = 2
     """Verifier processes; 0 verifies in the driver's own process, without the time limit."""
     timeout_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
@@ -130,10 +138,13 @@ class ParallelConfig(Frozen):
 
     @property
     def num_gpus(self) -> int:
+        """GPUs of this side, all together."""
         return self.tensor * self.data
 
 
 class RolloutConfig(Frozen):
+    """`[rollout]`: how many prompts and responses per step, their lengths, and sampling."""
+
     prompts_per_step: Positive = 8
     group_size: Annotated[int, Field(ge=2, le=MAX_INT)] = 8
     """Responses per prompt; an advantage is relative to its group, so at least 2."""
@@ -153,6 +164,8 @@ class RolloutConfig(Frozen):
 
 
 class TrainerConfig(Frozen):
+    """`[trainer]`: optimizer, micro-batches, checkpoints, and where the trainer runs."""
+
     lr: Annotated[float, Field(gt=0)] = 1e-6
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     """AdamW's decay rates of the gradient's mean and of its square's."""
@@ -186,6 +199,8 @@ class TrainerConfig(Frozen):
 
 
 class GeneratorConfig(Frozen):
+    """`[generator]`: the engine's cache and batch, and where the generator runs."""
+
     device: Device = "auto"
     """auto takes a GPU where there is one, and else the CPU, which needs vLLM's CPU build."""
     kv_cache_gib: Literal["auto"] | Annotated[float, Field(gt=0, le=65536)] = "auto"
@@ -224,6 +239,8 @@ class EvalConfig(Frozen):
 
 
 class ClusterConfig(Frozen):
+    """`[cluster]`: the Ray cluster to run on, and how long to wait for its actors."""
+
     address: str = "local"
     """`local` starts Ray on this machine; otherwise the address of a running cluster."""
     start_timeout_s: Annotated[float, Field(gt=0, le=2_592_000)] = 600.0
@@ -233,6 +250,8 @@ class ClusterConfig(Frozen):
 
 
 class LoggingConfig(Frozen):
+    """`[logging]`: where metrics go beside the run folder."""
+
     tensorboard: bool = False
     wandb_project: str | None = None
     """Also log to this Weights & Biases project."""

@@ -74,6 +74,8 @@ class ReadRow:
 
 
 def distinct_problems(rows: Iterable[ReadRow | RefusedRow]) -> Problems:
+    """Every question once, at its first row; questions whose answers differ, and rows that cannot
+    be used, are left out and counted."""
     first: dict[str, ReadRow] = {}
     conflicts: set[str] = set()
     refused: Counter[str] = Counter()

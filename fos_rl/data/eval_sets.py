@@ -45,6 +45,7 @@ class EvalSet:
 
     @property
     def summary(self) -> str:
+        """One line: name, number of problems, and what was left out."""
         dropped = f", {self.too_long:,} too long" if self.too_long else ""
         notes = "".join(f"; {note}" for note in self.notes)
         return f"{self.name}: {len(self.prompts):,} problems{dropped}{notes}"

@@ -112,6 +112,7 @@ def attention(question: Question) -> Iterator[Hypothesis]:
 
 
 def norms(question: Question) -> Iterator[Hypothesis]:
+    """Other epsilons of RMSNorm, and queries and keys that have no norm."""
     forward = question.forward
     for eps in (1e-5, 1e-6, 1e-8):
         if eps != forward.spec.architecture.rms_norm_eps:

@@ -80,6 +80,8 @@ class Attribution:
         return self.flips.what if self.flips else None
 
     def explains(self, finding: Finding) -> bool:
+        """Whether a hypothesis leaves nothing, by mean and by typical token, but noise or a small
+        share of the difference; or brings noise of the difference's size."""
         mean = max(EXPLAINED * self.found.mean, NOISE * self.noise.mean)
         typical = max(EXPLAINED * self.found.typical, NOISE * self.noise.typical)
         rest = finding.remaining <= mean and finding.typical <= typical
@@ -159,6 +161,7 @@ def kernel_noise_of(forward: Forward, log_probs: np.ndarray) -> Differences:
 
 
 def response_lengths(forward: Forward) -> list[int]:
+    """Tokens of each response."""
     return [len(values) for values in forward.batch.generator_log_probs]
 
 

@@ -67,6 +67,7 @@ class Flips:
 
     @property
     def verdict(self) -> str:
+        """One line: what flipped, in how many responses, and from where on."""
         first = self.jumps[0]
         return (
             f"{self.what}: {len(self.jumps)} of {self.num_responses} responses, median at the "

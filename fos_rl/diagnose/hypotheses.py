@@ -43,10 +43,12 @@ class Question:
 
 
 def from_forward(cause: str, detail: str, forward: Forward) -> Hypothesis:
+    """A hypothesis that takes a forward of its own."""
     return Hypothesis(cause=cause, detail=detail, log_probs=lambda: run_forward(forward).log_probs)
 
 
 def from_readout(cause: str, detail: str, scored: Scored, readout: Readout) -> Hypothesis:
+    """A hypothesis about the same forward's hidden states, read out in another way."""
     return Hypothesis(cause=cause, detail=detail, log_probs=lambda: scored.read(readout))
 
 

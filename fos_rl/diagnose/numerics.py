@@ -20,6 +20,7 @@ from fos_rl.trainer.packing import MicroBatch
 
 
 def compute_dtype(question: Question) -> Iterator[Hypothesis]:
+    """The other of bfloat16 and float32 as the dtype of activations."""
     forward = question.forward
     dtype = "bfloat16" if forward.spec.precision.compute_dtype == "float32" else "float32"
     other = _with_precision(forward, compute_dtype=dtype)
@@ -191,9 +192,11 @@ class AmaxGroups:
     """Experts of each token, as the last router chose them."""
 
     def set(self, group: Tensor) -> None:
+        """Name the group of each token of the next forward; int64 [tokens]."""
         self.group = group
 
     def install(self, decoder: Decoder) -> None:
+        """Give every NVFP4 module of the decoder an amax per group."""
         for module in decoder.modules():
             if isinstance(module, QuantizedLinear | QuantizedExperts) and isinstance(
                 module.quantizer, NVFP4Quantizer

@@ -22,6 +22,7 @@ class Pair:
     generator: VllmGenerator
 
     def sample(self, prompts: list[Prompt], seed: int) -> list[Rollout]:
+        """Sync, then sample; all groups' rollouts in one list, in the prompts' order."""
         sync(self.trainer, [self.generator])
         groups = self.generator.generate(prompts, seed)
         return [rollout for group in groups for rollout in group]

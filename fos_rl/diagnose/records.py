@@ -130,6 +130,7 @@ def sample_records(records: Sequence[Record], max_tokens: int) -> list[Record]:
 
 
 def as_batch(records: Sequence[Record]) -> TrainBatch:
+    """The records as a batch of advantage 0, with what the generator recorded."""
     return TrainBatch(
         token_ids=[np.array(r.prompt_ids + r.response_ids) for r in records],
         prompt_lengths=[len(r.prompt_ids) for r in records],

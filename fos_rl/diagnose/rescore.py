@@ -38,6 +38,7 @@ class Scene:
     device: torch.device
 
     def forward(self, records: Sequence[Record], version: int) -> Forward:
+        """What scores the records with the weights of a policy version."""
         return Forward(
             config=self.config,
             model_folder=self.model_folder,
@@ -50,6 +51,8 @@ class Scene:
 
 @contextmanager
 def open_scene(config: RunConfig, run: Path | None) -> Iterator[Scene]:
+    """The configured arm with the weights that the run has stored, or the initial ones alone; on a
+    GPU where there is one and the config allows it."""
     with tempfile.TemporaryDirectory(prefix="fos-rl-") as scratch:
         folder = resolve_model(config.model.path, random_folder=Path(scratch), seed=config.seed)
         spec = model_spec(config, folder)

@@ -11,6 +11,7 @@ _SHOWN = ("mean", "p50", "p99", "max")
 
 
 def print_attribution(console: Console, found: Attribution) -> None:
+    """Print how large the difference is, beside the noise, and what explains it."""
     console.print(
         f"{found.actor}'s log-probs against the configured arm: mean |d| {found.difference:.2e} "
         f"over {found.tokens} tokens (median response {found.found.typical:.2e}); kernel noise "

@@ -41,6 +41,7 @@ class Forward:
     before_forward: Callable[[MicroBatch], None] | None = None
 
     def but(self, **changes: object) -> "Forward":
+        """The same forward with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -78,6 +79,7 @@ def log_softmax_readout(rows: Rows) -> Float[Tensor, " rows"]:
 def target_log_probs(
     logits: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"]
 ) -> Float[Tensor, " rows"]:
+    """fp32 log-probs of the targets, from a log-softmax in the logits' dtype."""
     return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].float()
 
 
@@ -102,6 +104,7 @@ class Scored:
 
     @cached_property
     def log_probs(self) -> np.ndarray:
+        """Log-probs of all response tokens as the trainer reads them out, one after another."""
         return self.read(log_softmax_readout)
 
     @torch.no_grad()

@@ -33,6 +33,7 @@ class WeightVersions:
     sources: dict[int, Callable[[], Weights]]
 
     def name(self, version: int) -> str:
+        """What a policy version is called in messages."""
         return "the initial model" if version == 0 else f"the checkpoint after step {version - 1}"
 
 

@@ -29,6 +29,7 @@ class SetResult:
     """Answers that the verifier gave up on, of both kinds; they score 0."""
 
     def metrics(self) -> dict[str, float]:
+        """`eval/SET/...` metrics; what was not asked for has no key."""
         values: dict[str, float] = {"truncated_frac": self.truncated_frac}
         if self.sampled is not None:
             values |= accuracy_metrics(self.sampled)

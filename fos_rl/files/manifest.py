@@ -67,6 +67,7 @@ def _content_checksum(content: dict[str, Any]) -> str:
 
 
 def file_checksum(path: Path) -> str:
+    """XXH3 of 128 bits of a file's bytes, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(_CHUNK_BYTES))

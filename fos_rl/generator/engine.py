@@ -50,7 +50,8 @@ class VllmGenerator:
         *,
         shares_gpu: bool = False,
     ) -> None:
-        """
+        """Start the engine, in a thread of its own.
+
         Args:
             shares_gpu: a trainer in another process uses the GPU in turns with this one.
         """
@@ -74,6 +75,7 @@ class VllmGenerator:
             self._routing = self._thread.submit(FinishedRouting, self._engine).result()
 
     def contract(self) -> dict[str, object]:
+        """What its spec says of log-probs, to be compared with the trainer's."""
         return self.spec.contract()
 
     def generate(
@@ -216,9 +218,11 @@ class VllmGenerator:
         self._rpc("begin_weight_sync")
 
     def load_shared_weights(self, weights: SharedWeights) -> bool:
+        """Copy all weights from where they lie; False where they cannot be read from here."""
         return self._rpc("load_shared_weights", weights)
 
     def load_weight_bucket(self, bucket: WeightBucket) -> None:
+        """Copy a bucket's weights into the decoder, by name."""
         self._rpc("load_weight_bucket", bucket)
 
     def finish_weight_sync(self, policy_version: int, checksums: dict[str, int]) -> None:

@@ -20,6 +20,8 @@ else:
 
 
 class ExactAttentionImpl(PlatformImpl):  # type: ignore[misc, valid-type]
+    """vLLM's attention with the exact computation in place of its kernel."""
+
     def forward(
         self,
         layer: Any,
@@ -52,6 +54,8 @@ class ExactAttentionImpl(PlatformImpl):  # type: ignore[misc, valid-type]
 
 
 class CpuExactAttentionImpl(ExactAttentionImpl):
+    """Exact attention over the CPU build's cache layout."""
+
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
@@ -63,8 +67,11 @@ class CpuExactAttentionImpl(ExactAttentionImpl):
 
 
 class ExactAttentionBackend(PlatformBackend):  # type: ignore[misc, valid-type]
+    """vLLM's attention backend with exact attention in place of its kernel."""
+
     @staticmethod
     def get_impl_cls() -> type[ExactAttentionImpl]:
+        """The class that attends, for this platform's cache layout."""
         return CpuExactAttentionImpl if current_platform.is_cpu() else ExactAttentionImpl
 
 

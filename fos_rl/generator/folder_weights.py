@@ -27,6 +27,7 @@ class FolderWeights:
         self._checksums: dict[str, int] = {}
 
     def weights_version(self) -> int:
+        """0: a folder has one version."""
         return 0
 
     def weight_checksums(self) -> dict[str, int]:
@@ -37,6 +38,7 @@ class FolderWeights:
         """None: they are read file by file."""
 
     def export_weights(self) -> Iterator[WeightBucket]:
+        """One bucket per tensor, whose checksum is kept."""
         for name, tensor in self._weights():
             self._checksums[name] = checksum(tensor.to(torch.bfloat16).to(self._dtype))
             yield pack_weights({name: tensor})

@@ -17,6 +17,7 @@ class CacheSleepWorker(Worker):
     _cache_tensors: list[Any]
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Make the key-value cache in memory that can be given back."""
         runner: Any = self.model_runner
         allocate = runner.initialize_kv_cache_tensors
 

@@ -44,6 +44,7 @@ class PagedAttention(nn.Module):
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> Float[Tensor, "tokens heads head_dim"]:
+        """Attention over vLLM's paged cache, [tokens, heads, head_dim] as q."""
         mixed = self.attn(q.flatten(1), k.flatten(1), v.flatten(1))
         return mixed.unflatten(-1, (-1, self.head_dim))
 
@@ -67,6 +68,7 @@ class FosRLForCausalLM(nn.Module):
             self.routing = RoutingRecord(self.decoder, vllm_config)
 
     def embed_input_ids(self, input_ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens hidden"]:
+        """The decoder's embeddings."""
         return self.decoder.embed(input_ids)
 
     def forward(
@@ -77,14 +79,17 @@ class FosRLForCausalLM(nn.Module):
         inputs_embeds: Tensor | None = None,
         **_: object,
     ) -> Float[Tensor, "tokens hidden"]:
+        """Final hidden states; NotImplementedError for inputs other than token ids."""
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise NotImplementedError("pipeline parallelism and input embeddings are not supported")
         return self.decoder(input_ids, positions)
 
     def compute_logits(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens v"]:
+        """The decoder's logits, [tokens, vocab]."""
         return self.decoder.logits(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load Hugging Face tensors; returns the names of all parameters."""
         load_hf_weights(self.decoder, weights)
         return {name for name, _ in self.named_parameters()}
 

@@ -27,6 +27,7 @@ class WeightSyncWorker:
         return next(self._decoder.parameters()).device
 
     def begin_weight_sync(self) -> None:
+        """Expect every weight once."""
         self._loader = WeightLoader(self._decoder)
 
     def load_shared_weights(self, weights: SharedWeights) -> bool:
@@ -47,4 +48,5 @@ class WeightSyncWorker:
         return self.weight_checksums()
 
     def weight_checksums(self) -> dict[str, int]:
+        """One checksum per tensor of this rank, by Hugging Face name."""
         return named_checksums(self._decoder)

@@ -110,7 +110,7 @@ def span_amax(
     dtype: cutlass.Constexpr,
     threads: cutlass.Constexpr,
 ) -> Float32:
-    """This thread's share of max |x| over chunks of 16 bytes; NaN propagates."""
+    """The thread's share of max |x| over chunks of 16 bytes; NaN propagates."""
     held = cute.make_rmem_tensor(4, Uint32)
     write(held, 0, [Uint32(0)] * 4)
     for chunk in cutlass.range(tid, chunks, threads, unroll=4):

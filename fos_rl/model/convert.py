@@ -148,6 +148,7 @@ class PreparedWeights(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def prepare(self) -> None:
+        """Quantize every weight as it is now, into the memory of its earlier codes."""
         for name, weight in self.weights().items():
             new = prepare_weight(weight, self.quantizer)
             old = self._prepared.get(name)
@@ -174,9 +175,11 @@ class QuantizedLinear(PreparedWeights):
         self.backward: Backward = backward
 
     def weights(self) -> dict[str, Tensor]:
+        """The one weight, [n, k], under its name."""
         return {"weight": self.weight}
 
     def forward(self, x: Float[Tensor, "tokens k"]) -> Float[Tensor, "tokens n"]:
+        """x @ weight.T + bias in x's dtype, by quantized operands."""
         return quantized_linear(
             x,
             self.weight,
@@ -210,11 +213,14 @@ class QuantizedExperts(Experts, PreparedWeights):
         self.backward: Backward = backward
 
     def weights(self) -> dict[str, Tensor]:
+        """The quantized projections' weights, [experts, n, k], by name."""
         return {name: getattr(self, name) for name in sorted(self.projections)}
 
     def multiply(
         self, projection: str, rows: Float[Tensor, "rows k"], ends: Int[Tensor, " experts"]
     ) -> Float[Tensor, "rows n"]:
+        """Rows sorted by expert times their expert's projection, by quantized operands where the
+        projection is quantized."""
         if projection not in self.projections:
             return super().multiply(projection, rows, ends)
         return quantized_grouped_mm(

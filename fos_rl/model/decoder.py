@@ -91,6 +91,7 @@ class Backbone(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "tokens hidden"], positions: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "tokens hidden"]:
+        """Hidden states of packed tokens after the last norm."""
         cos_sin = self.rotary.on(hidden.device)[positions]  # [tokens, 2, head_dim / 2]
         for layer in self.layers:
             hidden = layer(hidden, cos_sin)
@@ -116,6 +117,7 @@ class Layer(nn.Module):
         hidden: Float[Tensor, "tokens hidden"],
         cos_sin: Float[Tensor, "tokens 2 half"],
     ) -> Float[Tensor, "tokens hidden"]:
+        """Attention and MLP, each added to the residual stream."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
@@ -148,6 +150,7 @@ class SelfAttention(nn.Module):
         hidden: Float[Tensor, "tokens hidden"],
         cos_sin: Float[Tensor, "tokens 2 half"],
     ) -> Float[Tensor, "tokens hidden"]:
+        """Attention of packed tokens; positions come as cosines and sines."""
         q = self.q_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, heads, head_dim]
         k = self.k_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, kv_heads, head_dim]
         v = self.v_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [tokens, kv_heads, head_dim]
@@ -169,6 +172,7 @@ class DenseMlp(nn.Module):
         self.down_proj = linear(ops, inner, width, bias=architecture.mlp_bias)
 
     def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        """down(silu(gate(hidden)) * up(hidden))."""
         return self.down_proj(self.ops.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
 
 
@@ -182,6 +186,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """x / sqrt(mean(x^2) + eps) * weight in fp32, then one rounding to x's dtype."""
         wide = x.float()
         scale = torch.rsqrt(self.ops.mean_square(wide) + self.eps)
         return (wide * scale * self.weight.float()).to(x.dtype)

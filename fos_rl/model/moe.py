@@ -41,6 +41,7 @@ class SparseMlp(nn.Module):
         )
 
     def forward(self, hidden: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
+        """Each token's chosen experts' outputs, weighted by their gates and summed."""
         chosen, gates = route(
             hidden,
             self.gate.weight,
@@ -78,6 +79,7 @@ class Experts(nn.Module):
     def forward(
         self, rows: Float[Tensor, "rows hidden"], ends: Int[Tensor, " experts"]
     ) -> Float[Tensor, "rows hidden"]:
+        """The experts' MLPs of rows sorted by expert; `ends` are the groups' ends."""
         gate = self.multiply("gate_proj", rows, ends)
         up = self.multiply("up_proj", rows, ends)
         return self.multiply("down_proj", self.ops.silu(gate) * up, ends)

@@ -99,4 +99,5 @@ class Linear(nn.Linear):
         self.ops = ops
 
     def forward(self, input: Float[Tensor, "tokens k"]) -> Float[Tensor, "tokens n"]:
+        """x @ weight.T + bias by the matmul of the consistency."""
         return self.ops.linear(input, self.weight, self.bias)

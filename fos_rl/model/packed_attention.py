@@ -40,10 +40,12 @@ class PackedSequences:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all sequences."""
         return sum(self.lengths)
 
     @property
     def max_length(self) -> int:
+        """Tokens of the longest sequence."""
         return max(self.lengths, default=0)
 
     def cu_seqlens(self, device: torch.device) -> Int[Tensor, " bounds"]:
@@ -93,6 +95,7 @@ class PackedAttention(nn.Module):
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> Float[Tensor, "tokens heads head_dim"]:
+        """Causal attention of each sequence for itself; [tokens, heads, head_dim], as q."""
         assert self.sequences.num_tokens == q.shape[0], (
             f"PackedSequences.set said {self.sequences.num_tokens} tokens, got {q.shape[0]}"
         )
@@ -115,6 +118,7 @@ class ExactPackedAttention(PackedAttention):
         k: Float[Tensor, "tokens kv_heads head_dim"],
         v: Float[Tensor, "tokens kv_heads head_dim"],
     ) -> Float[Tensor, "tokens heads head_dim"]:
+        """The generator's exact attention, with the gradient of the ordinary one."""
         return ordinary_backward(self._paged, super().forward, q, k, v)
 
     def _paged(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

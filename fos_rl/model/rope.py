@@ -25,6 +25,7 @@ class RotaryTable:
 
     @property
     def num_positions(self) -> int:
+        """Positions that the table has."""
         return self._tables[torch.device("cpu")].shape[0]
 
     def on(self, device: torch.device) -> Float[Tensor, "positions 2 half"]:

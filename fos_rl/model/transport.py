@@ -44,6 +44,7 @@ class WeightLoader:
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy tensors into the decoder; ValueError names those that are unknown or do not fit."""
         for name, tensor in weights:
             target = self._targets.get(name)
             if target is None:

@@ -191,6 +191,7 @@ def pad_rows(x: Float[Tensor, "rows cols"], multiple: int) -> Float[Tensor, "pad
 
 
 def amax_of(t: GemmInput) -> Tensor | None:
+    """The global amax that goes with an operand's codes, fp32; None for MXFP8, which has none."""
     return None if isinstance(t, MXFP8Tensor) else t.global_amax
 
 

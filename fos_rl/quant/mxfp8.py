@@ -57,6 +57,7 @@ class MXFP8Tensor:
 
     @property
     def device(self) -> torch.device:
+        """Where data and scales are."""
         return self.data.device
 
     @property

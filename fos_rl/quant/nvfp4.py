@@ -68,6 +68,7 @@ class NVFP4Tensor:
 
     @property
     def device(self) -> torch.device:
+        """Where codes, scales and amax are."""
         return self.codes.device
 
     @property

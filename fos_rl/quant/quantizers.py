@@ -53,6 +53,7 @@ class NVFP4Quantizer:
 
     @property
     def tensor_type(self) -> type[NVFP4Tensor]:
+        """What it makes."""
         return NVFP4Tensor
 
     def activation(
@@ -99,6 +100,7 @@ class NVFP4Quantizer:
     def gradient(
         self, dy: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
     ) -> NVFP4Tensor:
+        """An output gradient in standard NVFP4, bound 448; `amax` where it is known."""
         return nvfp4_quantize(dy, columnwise=columnwise, global_amax=amax)
 
     def _quantize(
@@ -123,6 +125,7 @@ class NVFP4Quantizer:
         return x.abs().amax().to(torch.float32).reshape(1)
 
     def dequantize(self, t: NVFP4Tensor, dtype: torch.dtype) -> Tensor:
+        """Codes times scales, rounded once to dtype."""
         return nvfp4_dequantize(t, dtype)
 
     def rebuild(self, saved: Sequence[Tensor]) -> NVFP4Tensor:
@@ -141,6 +144,7 @@ class NVFP4Quantizer:
         return (self.scheme, self.weight_block, self._bound, self.err_mode if four_over_six else "")
 
     def check_prepared(self, t: QuantizedTensor) -> None:
+        """ValueError unless a prepared weight is of this quantizer's e4m3_scale_bound."""
         assert isinstance(t, NVFP4Tensor)
         if t.e4m3_scale_bound != self._bound:
             raise ValueError(
@@ -171,6 +175,7 @@ class MXFP8Quantizer:
 
     @property
     def tensor_type(self) -> type[MXFP8Tensor]:
+        """What it makes."""
         return MXFP8Tensor
 
     def activation(
@@ -181,6 +186,7 @@ class MXFP8Quantizer:
         columnwise: bool = False,
         amax_per_row: bool | None = None,
     ) -> MXFP8Tensor:
+        """An activation in blocks along K, or along rows if columnwise; there is no amax."""
         return mxfp8_quantize(x, self.scale_mode, columnwise=columnwise)
 
     def activation_for_gemm(
@@ -191,26 +197,32 @@ class MXFP8Quantizer:
         amax: Tensor | None = None,
         amax_per_row: bool | None = None,
     ) -> tuple[GemmInput, MXFP8Tensor]:
+        """What a GEMM takes and what can be kept: the same tensor."""
         quantized = self.activation(x)
         return quantized, quantized
 
     def weight(
         self, w: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
     ) -> MXFP8Tensor:
+        """A weight in blocks along K, or along N if columnwise."""
         return mxfp8_quantize(w, self.scale_mode, columnwise=columnwise)
 
     def gradient(
         self, dy: Tensor, *, amax: Tensor | None = None, columnwise: bool = False
     ) -> MXFP8Tensor:
+        """An output gradient in blocks along N, or along rows if columnwise."""
         return mxfp8_quantize(dy, self.scale_mode, columnwise=columnwise)
 
     def amax(self, x: Tensor) -> None:
+        """None: every block has its own scale."""
         return None
 
     def dequantize(self, t: MXFP8Tensor, dtype: torch.dtype) -> Tensor:
+        """Elements times scales, rounded once to dtype."""
         return mxfp8_dequantize(t, dtype)
 
     def rebuild(self, saved: Sequence[Tensor]) -> MXFP8Tensor:
+        """The tensor of what `tensors_of` took apart."""
         return MXFP8Tensor(*saved)
 
     @property

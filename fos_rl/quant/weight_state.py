@@ -40,6 +40,7 @@ class WeightState:
 
     @classmethod
     def of(cls, weight: Tensor) -> Self:
+        """The weight's state now."""
         alias = weight.detach()
         sampled = _sampled(alias)
         sample = None if sampled is None else sampled.clone()

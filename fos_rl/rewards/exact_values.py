@@ -135,10 +135,12 @@ def _magnitude(number: Any) -> float:
 
 
 def is_finite(value: Any) -> bool:
+    """Whether a SymPy value holds no infinity and no NaN."""
     return not value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 
 
 def variables_of(*trees: Any) -> list[Any]:
+    """The free symbols of SymPy trees without the imaginary unit, sorted by name."""
     symbols = set().union(*(tree.free_symbols for tree in trees)) - {_IMAGINARY}
     return sorted(symbols, key=str)
 

@@ -215,7 +215,7 @@ def _number_in_words(text: str) -> Number | None:
 
 
 def _noun(after: str) -> str:
-    """What is counted or measured, by the words after a number: `square meters of cloth.`"""
+    """What is counted or measured, by the words after a number, as in `square meters of cloth.`."""
     phrase = re.match(r"\s*((?:sq(?:uare)?|cu(?:bic)?)\s+)?([A-Za-z]+)", after)
     if phrase is None or phrase[2].casefold() in _NO_NOUNS:
         return ""

@@ -81,10 +81,12 @@ def _pieces_equal(a: Any, b: Any) -> bool:
 
 
 def union(sets: Sequence[Any]) -> Any:
+    """SymPy's union of sets."""
     return sympy.Union(*sets)
 
 
 def intersection(sets: Sequence[Any]) -> Any:
+    """SymPy's intersection of sets."""
     return sympy.Intersection(*sets)
 
 

@@ -30,10 +30,12 @@ class Matrix:
     rows: list[list[str]]
 
     def as_determinant(self) -> str:
+        """Its LaTeX between vertical bars."""
         body = r" \\ ".join(" & ".join(row) for row in self.rows)
         return rf"\begin{{vmatrix}} {body} \end{{vmatrix}}"
 
     def transposed(self) -> "Matrix":
+        """The matrix of the same kind with rows and columns swapped."""
         return Matrix(self.kind, [list(column) for column in zip(*self.rows, strict=True)])
 
 

@@ -62,6 +62,7 @@ class VerifierProcess:
         return verdict, limit_s if verdict == "timeouts" else seconds
 
     def kill(self) -> None:
+        """End the process and all that it started, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

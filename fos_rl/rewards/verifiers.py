@@ -64,7 +64,7 @@ def verify_by_value(response: str, gold: str, finish_reason: "FinishReason" = "s
 
 
 def verify_last_integer(response: str, gold: str, finish_reason: "FinishReason" = "stop") -> float:
-    """1.0 if the last number of a finished response is the gold integer: `7`, `3 + 4 = 7.`
+    """1.0 if the last number of a finished response is the gold integer: `7` or `3 + 4 = 7`.
 
     For generated arithmetic, where a small model that is right need not know a format as well. A
     number can be cut in two, so a response that was cut off is wrong.

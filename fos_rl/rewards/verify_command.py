@@ -23,6 +23,8 @@ _LINES_PER_BATCH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
+    """One answer to verify: gold answer, response, and how the response ended."""
+
     gold: str
     response: str
     finish_reason: FinishReason = "stop"

@@ -40,6 +40,7 @@ class Found:
 
     @property
     def notes(self) -> list[str]:
+        """What to say of the other checkpoints, one line each."""
         return [*map(str, self.unusable), *([self.unverified] if self.unverified else [])]
 
 

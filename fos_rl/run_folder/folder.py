@@ -62,6 +62,7 @@ class RunFolder:
         return run
 
     def rollouts(self, step: int, samples: Sequence[Sample]) -> None:
+        """Write the step's samples to `rollouts/`, and the experts that were chosen beside them."""
         folder = self.path / "rollouts"
         experts = {str(i): s.rollout.experts for i, s in enumerate(samples)}
         routed = {i: values for i, values in experts.items() if values is not None}
@@ -74,6 +75,7 @@ class RunFolder:
     def trainer_log_probs(
         self, step: int, samples: Sequence[Sample], log_probs: Sequence[np.ndarray]
     ) -> None:
+        """Write the trainer's log-probs of the samples, in their order."""
         rows = (
             {
                 "prompt_id": s.rollout.prompt_id,
@@ -88,9 +90,11 @@ class RunFolder:
 
     @property
     def has_layer_errors(self) -> bool:
+        """Whether the layers' errors have been measured."""
         return self._layer_errors.is_file()
 
     def layer_errors(self, errors: dict[str, float]) -> None:
+        """Write the layers' errors, once per run."""
         write_whole(self._layer_errors, json.dumps(errors, indent=2) + "\n")
 
     @property
@@ -98,6 +102,7 @@ class RunFolder:
         return self.path / "per_layer.json"
 
     def metrics(self, record: StepRecord) -> None:
+        """Append a line to metrics.jsonl."""
         append_line(
             self.path / "metrics.jsonl", json.dumps({"step": record.step, **record.metrics})
         )

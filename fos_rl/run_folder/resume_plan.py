@@ -34,10 +34,12 @@ class ResumePlan:
 
     @property
     def next_step(self) -> int:
+        """The first step that is done, or done again."""
         return self.found.checkpoint.step
 
     @property
     def checkpoint(self) -> Path:
+        """The checkpoint's folder."""
         return self.found.checkpoint.folder
 
     @property

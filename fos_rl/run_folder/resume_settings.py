@@ -99,4 +99,5 @@ def change_lines(changes: dict[str, tuple[Any, Any]]) -> list[str]:
 
 
 def shown(value: object) -> str:
+    """A setting's value as messages show it."""
     return "unset" if value is None else repr(value)

@@ -61,6 +61,7 @@ class RunConsole:
         self._warned = False
 
     def say(self, text: str) -> None:
+        """Print text as it is, without markup."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
@@ -75,10 +76,12 @@ class RunConsole:
 
     @contextmanager
     def live(self) -> Iterator[None]:
+        """Show the progress bar while steps run."""
         with self._progress:
             yield
 
     def step(self, record: StepRecord) -> None:
+        """Print the step's line, and the heading every so many steps."""
         if self._printed % _HEADING_EVERY == 0:
             self.say(heading(self._width))
         self.say(step_line({**record.metrics, "step": record.step}, self._width))
@@ -112,6 +115,7 @@ class RunConsole:
 
 
 def heading(width: int) -> str:
+    """The heading of the columns that fit the width."""
     return " ".join(f"{column.heading:>{column.width}}" for column in _fitting(width))
 
 

@@ -64,6 +64,7 @@ class Placement:
         return 1 if self.colocated else self.trainer_gpus + self.generator_gpus
 
     def describe(self) -> str:
+        """Where trainer and generator run, in words."""
         if self.trainer_gpus == self.generator_gpus == 0:
             return "trainer and generator on the CPU"
         if self.colocated:

@@ -41,9 +41,11 @@ class Actor:
         return imported - begin, time.perf_counter() - imported
 
     def call(self, verb: str, *arguments: object, **named: object) -> Any:
+        """What the object's method returns."""
         return getattr(self.target, verb)(*arguments, **named)
 
     def stream(self, verb: str, *arguments: object) -> Iterator[Any]:
+        """What the object's method yields, one after another."""
         yield from getattr(self.target, verb)(*arguments)
 
 

@@ -26,6 +26,7 @@ def check_parallel(config: RunConfig, spec: ModelSpec) -> list[str]:
 
 
 def is_parallel(config: RunConfig) -> bool:
+    """Whether trainer or generator is spread over several GPUs."""
     return any(getattr(config, actor).parallel != ParallelConfig() for actor in _ACTORS)
 
 

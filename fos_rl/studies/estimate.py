@@ -59,6 +59,7 @@ class Estimate:
 
     @property
     def run_s(self) -> float:
+        """Seconds of a run, with its start."""
         return _START_S + self.steps * self.step_s
 
     def __str__(self) -> str:
@@ -100,6 +101,8 @@ def num_parameters(spec: ModelSpec, *, active: bool = False) -> int:
 
 
 def trainer_gib(config: RunConfig, spec: ModelSpec) -> float:
+    """Memory of the trainer, GiB: weights with masters, gradients and moments, one micro-batch's
+    activations and logits, and the process."""
     architecture, width = spec.architecture, _activation_bytes(spec)
     inner = architecture.intermediate_size
     if architecture.num_experts:
@@ -115,11 +118,14 @@ def trainer_gib(config: RunConfig, spec: ModelSpec) -> float:
 
 
 def generator_gib(config: RunConfig, spec: ModelSpec) -> float:
+    """Memory of the generator, GiB: weights, key-value cache, and the process."""
     weights = num_parameters(spec) * _activation_bytes(spec) / _GIB
     return weights + float(config.generator.kv_cache_gib) + _PROCESS_GIB
 
 
 def formula_step_s(config: RunConfig, plan: Plan) -> float:
+    """Seconds per step by rule of thumb: 2 operations per parameter and sampled token, 6 per
+    trained one, at the device's usual speeds."""
     sequences = config.rollout.prompts_per_step * config.rollout.group_size
     sampled = sequences * config.rollout.max_new_tokens
     trained = sampled + sequences * plan.prompts.counts.longest

@@ -51,14 +51,17 @@ class QueuedRun:
 
     @property
     def log(self) -> Path:
+        """Where the run's output goes, beside its folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def steps_done(self) -> int:
+        """Steps that the run's folder has, at most those of its config."""
         return min(finished_steps(self.folder), self.run.config.steps)
 
 
 def fos_rl_command(arguments: list[str]) -> list[str]:
+    """A command line of this Python's fos_rl."""
     return [sys.executable, "-m", "fos_rl.cli", *arguments]
 
 

@@ -28,6 +28,7 @@ class StudyConsole:
         self._total_steps = total_steps
 
     def say(self, text: str = "") -> None:
+        """Print text as it is, without markup."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> "StudyConsole":

@@ -50,6 +50,7 @@ class StepSums:
         return self._loss
 
     def update_done(self, grad_norm: float) -> None:
+        """Close an optimizer update: its summed loss, and its gradient norm before clipping."""
         self._losses.append(self._loss)
         self._loss = 0.0
         self._grad_norms.append(grad_norm)

@@ -56,7 +56,8 @@ class GrpoTrainer:
         *,
         shares_gpu: bool = False,
     ) -> None:
-        """
+        """Load the weights of model_folder.
+
         Args:
             shares_gpu: a generator in another process uses the GPU in turns with this one.
         """
@@ -101,6 +102,7 @@ class GrpoTrainer:
         self._own_experts: dict[int, np.ndarray] = {}
 
     def contract(self) -> dict[str, object]:
+        """What its spec says of log-probs, to be compared with the generator's."""
         return self.spec.contract()
 
     def step(self, batch: TrainBatch) -> StepResult:
@@ -308,6 +310,7 @@ class GrpoTrainer:
         save_checkpoint(self, folder, settings)
 
     def load_checkpoint(self, folder: Path) -> None:
+        """Continue from a folder that `save_checkpoint` wrote; ValueError names what is wrong."""
         load_checkpoint(self, folder)
 
     def release_memory(self) -> None:
@@ -344,4 +347,5 @@ class GrpoTrainer:
             yield pack_weights(bucket)
 
     def weight_checksums(self) -> dict[str, int]:
+        """One checksum per tensor, by Hugging Face name."""
         return named_checksums(self.decoder)

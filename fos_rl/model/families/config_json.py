@@ -19,12 +19,14 @@ class ConfigReader:
         self.source = source
 
     def required(self, key: str) -> Any:
+        """The key's value; ValueError where it is missing or null."""
         value = self.config.get(key)
         if value is None:
             raise ValueError(f"{self.source}: {key} is missing; add it as transformers writes it")
         return value
 
     def optional(self, key: str, default: Any) -> Any:
+        """The key's value; the default where it is missing or null."""
         value = self.config.get(key)
         return default if value is None else value
 
@@ -36,12 +38,14 @@ class ConfigReader:
         return value
 
     def positive(self, key: str, default: float) -> float:
+        """A finite number above 0, or a ValueError that names the key."""
         value = self.optional(key, default)
         if not is_number(value) or not 0 < value < float("inf"):
             self.refuse(key, "give a number above 0")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
+        """true or false, or a ValueError that names the key."""
         value = self.optional(key, default)
         if not isinstance(value, bool):
             self.refuse(key, "give true or false")
@@ -55,18 +59,22 @@ class ConfigReader:
         return values
 
     def table(self, key: str) -> dict[str, Any]:
+        """An object, empty by default, or a ValueError that names the key."""
         value = self.optional(key, {})
         if not isinstance(value, dict):
             self.refuse(key, "give an object, as transformers writes it")
         return value
 
     def refuse(self, key: str, remedy: str, value: Any = None) -> NoReturn:
+        """ValueError that names file, key and value, with the remedy."""
         value = self.config.get(key) if value is None else value
         raise ValueError(f"{self.source}: {key} = {value!r} is not supported; {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
+    """Key and value heads, and the width of every head."""
+
     num_kv_heads: int
     head_dim: int
 
@@ -168,6 +176,7 @@ def experts(reader: ConfigReader) -> Experts:
 
 
 def refuse_unsupported(reader: ConfigReader) -> None:
+    """ValueError for settings of config.json that the decoder does not compute."""
     other = "use a model without it"
     if reader.optional("hidden_act", "silu") != "silu":
         reader.refuse("hidden_act", "the decoder's MLP uses silu; " + other)

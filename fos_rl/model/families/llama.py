@@ -18,6 +18,7 @@ from fos_rl.spec import Architecture
 
 
 def parse_llama(reader: ConfigReader) -> Architecture:
+    """The architecture that a Llama model's config.json describes."""
     return decoder_architecture(
         reader,
         "llama",

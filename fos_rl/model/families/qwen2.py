@@ -13,6 +13,7 @@ from fos_rl.spec import Architecture
 
 
 def parse_qwen2(reader: ConfigReader) -> Architecture:
+    """The architecture that a Qwen2 or Qwen2.5 model's config.json describes."""
     heads = attention_heads(reader, default_kv_heads=32)
     hidden_size, num_heads = reader.whole("hidden_size"), reader.whole("num_attention_heads")
     if heads.head_dim * num_heads != hidden_size:

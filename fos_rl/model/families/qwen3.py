@@ -18,6 +18,7 @@ from fos_rl.spec import Architecture
 
 
 def parse_qwen3(reader: ConfigReader) -> Architecture:
+    """The architecture that a dense Qwen3 model's config.json describes."""
     return decoder_architecture(
         reader,
         "qwen3",

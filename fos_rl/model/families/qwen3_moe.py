@@ -18,6 +18,7 @@ from fos_rl.spec import Architecture
 
 
 def parse_qwen3_moe(reader: ConfigReader) -> Architecture:
+    """The architecture that a Qwen3 mixture's config.json describes."""
     return decoder_architecture(
         reader,
         "qwen3_moe",
