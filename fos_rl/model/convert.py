@@ -41,13 +41,13 @@ def compute_dtype(spec: ModelSpec) -> torch.dtype:
 
 
 def build_decoder(
-    spec: ModelSpec, attention: AttentionFactory, backward: Backward | None = None
+    spec: ModelSpec, attention: AttentionFactory, backward_override: Backward | None = None
 ) -> Decoder:
     """A decoder whose layers are quantized as `spec.precision` says; weights are not loaded.
 
     Args:
-        backward: how the quantized layers differentiate; None takes the precision's default. It
-            changes no forward.
+        backward_override: how the quantized layers differentiate; None takes the precision's
+            default. It changes no forward.
 
     Raises:
         ValueError: when a pattern matches nothing, a layer cannot be quantized, or the backward
@@ -56,37 +56,39 @@ def build_decoder(
     """
     decoder = Decoder(spec, attention)
     if not isinstance(spec.precision, Bf16):
-        _quantize(decoder, spec.precision, backward)
+        _quantize(decoder, spec.precision, backward_override)
     if spec.consistency == "exact" and decoder.head_weight.is_cpu:
         check_fixed_tiles({p.shape[-2:] for p in decoder.parameters() if p.dim() > 1})
     return decoder
 
 
 def _quantize(
-    decoder: Decoder, precision: Mxfp8 | Nvfp4 | FourOverSix, backward: Backward | None
+    decoder: Decoder, precision: Mxfp8 | Nvfp4 | FourOverSix, backward_override: Backward | None
 ) -> None:
     quantizer = quantizer_of(precision)
-    mode = resolve_backward(backward, quantizer.row_scaled_activation)
+    backward = resolve_backward(backward_override, quantizer.row_scaled_activation)
     gemm: Gemm = "fixed_tile" if decoder.spec.consistency == "exact" else precision.gemm
     chosen = _chosen_layers(decoder, precision, decoder.spec.architecture.num_layers)
     for name, module in list(decoder.named_modules()):
         if isinstance(module, Experts):
             quantized = [p for p in _EXPERT_PROJECTIONS if f"{name}.{p}" in chosen]
             for projection in quantized:
-                _check(f"{name}.{projection}", getattr(module, projection), quantizer, gemm, mode)
+                _check(
+                    f"{name}.{projection}", getattr(module, projection), quantizer, gemm, backward
+                )
             if quantized:
-                replacement = QuantizedExperts(module, quantized, quantizer, gemm, mode)
+                replacement = QuantizedExperts(module, quantized, quantizer, gemm, backward)
                 decoder.set_submodule(name, replacement)
         elif name in chosen:
             assert isinstance(module, nn.Linear)
-            _check(name, module.weight, quantizer, gemm, mode)
-            decoder.set_submodule(name, QuantizedLinear(module, quantizer, gemm, mode))
+            _check(name, module.weight, quantizer, gemm, backward)
+            decoder.set_submodule(name, QuantizedLinear(module, quantizer, gemm, backward))
 
 
-def check_spec(spec: ModelSpec, backward: Backward | None = None) -> list[str]:
+def check_spec(spec: ModelSpec, backward_override: Backward | None = None) -> list[str]:
     """Names of the layers that get quantized; raises what `build_decoder` would, without memory."""
     with torch.device("meta"):
-        decoder = build_decoder(spec, lambda _: nn.Identity(), backward)
+        decoder = build_decoder(spec, lambda _: nn.Identity(), backward_override)
     return list(quantized_weight_names(decoder))
 
 

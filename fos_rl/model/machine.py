@@ -15,7 +15,11 @@ from fos_rl.spec import Bf16, ModelSpec, Nvfp4
 
 
 def check_precision(
-    spec: ModelSpec, backward: Backward | None, devices: Iterable[str], *, cuda_graphs: bool
+    spec: ModelSpec,
+    backward_override: Backward | None,
+    devices: Iterable[str],
+    *,
+    cuda_graphs: bool,
 ) -> list[str]:
     """What a user should know about the precision, one note per line.
 
@@ -31,11 +35,11 @@ def check_precision(
     precision = spec.precision
     if isinstance(precision, Bf16):
         return []
-    mode = resolve_backward(backward, quantizer_of(precision).row_scaled_activation)
-    quantized = check_spec(spec, mode)
+    backward = resolve_backward(backward_override, quantizer_of(precision).row_scaled_activation)
+    quantized = check_spec(spec, backward)
     if precision.gemm == "native":
         _check_native(quantized, devices, cuda_graphs)
-    notes = [f"quantized  {len(quantized)} weights, backward {mode}"]
+    notes = [f"quantized  {len(quantized)} weights, backward {backward}"]
     if isinstance(precision, Nvfp4) and not precision.row_scaled_activation:
         notes.append(
             "warning    model.precision.row_scaled_activation = false: one amax covers all tokens "
