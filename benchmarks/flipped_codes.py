@@ -58,7 +58,7 @@ MAX_ROUNDS = 5
 
 @dataclass(slots=True)
 class Seen:
-    """What one forward quantized, by site: a row a token (experts: a token and a chosen one)."""
+    """What one forward quantized, by site: one row per token (experts: per chosen one)."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     codes: dict[str, Tensor] = field(default_factory=dict)

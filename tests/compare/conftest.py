@@ -23,7 +23,7 @@ WriteRun = Callable[..., Path]
 def write_run() -> WriteRun:
     """write_run(folder, metrics, rewards=..., overrides=..., log_prob=...) -> the run folder.
 
-    metrics: one dict a step. rewards: [step][prompt], each prompt's two responses get that reward.
+    metrics: one dict per step. rewards: [step][prompt], which each prompt's two responses get.
     Every response is one token of generator log-prob `log_prob` and trainer log-prob 0.1 above it.
     """
 

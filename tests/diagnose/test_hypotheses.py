@@ -109,7 +109,7 @@ def test_other_attention_is_attention() -> None:
 
 
 def test_groups_of_expert_rows() -> None:
-    """Rows sorted by expert keep their token's group: one amax a group and expert."""
+    """Rows sorted by expert keep their token's group: one amax per group and expert."""
     scope = AmaxGroups(group=torch.tensor([0, 1, 0]), chosen=torch.tensor([[2, 0], [0, 1], [2, 1]]))
     found = scope.of_expert_rows().tolist()
     pairs = sorted(

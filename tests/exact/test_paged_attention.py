@@ -79,7 +79,7 @@ def test_equals_a_loop_over_queries(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_query_has_the_same_bits_however_it_is_computed(dtype: torch.dtype) -> None:
     """Whole prefill over blocks of one token, the trainer's; chunks of it, among other sequences;
-    one decode step a token over vLLM's blocks."""
+    one decode step per token over vLLM's blocks."""
     sequence, other = Sequence(150, 0, dtype), Sequence(60, 1, dtype)
     [whole] = attend([(sequence, 0, 150)], 1)
     bounds = [0, 5, 16, 50, 131, 150]

@@ -29,7 +29,7 @@ FORMS = {
     "columns": ("1x16", False, True),
     "columns_square": ("16x16", False, True),
 }
-# Several tiles; sizes that fill no tile; one block; more than one CTA a matrix with a remainder;
+# Several tiles; sizes that fill no tile; one block; more than one CTA per matrix with a remainder;
 # many short rows; few long ones.
 SHAPES = ((2048, 4096), (48, 576), (16, 16), (528, 1040), (2000, 208), (256, 32768))
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -139,5 +139,5 @@ def test_decode_sees_matrices(launches, lead: tuple[int, ...]) -> None:
         (48, 64),
     ]
     assert target.data_ptr() == out.data_ptr()
-    # 48 * 64 * 2 bytes, 16 a thread, 256 threads a CTA.
+    # 48 * 64 * 2 bytes, 16 per thread, 256 threads per CTA.
     assert (rows_each, ctas) == (1, 2)

@@ -282,7 +282,7 @@ def test_columnwise_is_the_form_of_the_transpose():
 
 
 def test_stack_equals_each_matrix():
-    """A stack has one amax a matrix. Trap 47."""
+    """A stack has one amax per matrix. Trap 47."""
     x = torch.stack([sample("normal", 32, 32, seed) * 2**seed for seed in range(3)])
     for columnwise in (False, True):
         for block in ("1x16", "16x16"):

@@ -205,7 +205,7 @@ def saved_bytes(function) -> int:
 
 @pytest.mark.parametrize("row", [False, True], ids=["ten", "row"])
 def test_dequantized_keeps_codes_scales_and_amax_only(row):
-    """0.5625 bytes an element and 4 bytes an amax. Trap 41."""
+    """0.5625 bytes per element and 4 bytes per amax. Trap 41."""
     m, k, n = 48, 64, 96
     x, w, b = leaves(m, k, n)
     knobs = {"backward": "dequantized", "row_scaled_activation": row}
