@@ -7,6 +7,7 @@ are, and the cache keeps its addresses, which CUDA graphs hold.
 
 from typing import Any
 
+import torch
 from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -32,8 +33,11 @@ class CacheSleepWorker(Worker):
 
     def release_cache(self) -> None:
         """Give its memory back; keys and values are lost."""
+        # A step that was scheduled ahead may still read it.
+        torch.cuda.synchronize()
         CuMemAllocator.get_instance().sleep(())
 
+    @torch.inference_mode()
     def take_cache(self) -> None:
         """Take memory for it again, at the addresses of before."""
         CuMemAllocator.get_instance().wake_up()

@@ -1,5 +1,6 @@
 """Weights read where they lie: by a generator in the trainer's process, or on the trainer's GPU."""
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import reduce_tensor
 
+_logger = logging.getLogger(__name__)
+
 # Where torch's arguments of a rebuilt CUDA tensor name the GPU (`rebuild_cuda_tensor`).
 _DEVICE = 6
 # The parameters of the one source that this process has opened, by the source's key.
-_opened: dict[str, dict[str, Tensor]] = {}
+_opened: dict[str, dict[str, Tensor] | None] = {}
 
 
 def named_parameters(decoder: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -63,12 +66,16 @@ class _Handles:
     parts: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]]
 
     def open(self, device: torch.device) -> dict[str, Tensor] | None:
-        """The parameters by name, only to be read; None where another GPU, or none, is."""
+        """The parameters by name, only to be read; None where they cannot be read."""
         if self.gpu is None or self.gpu != _gpu_name(device):
             return None
         if self.key not in _opened:
             _opened.clear()
-            _opened[self.key] = dict(self._rebuilt(device))
+            try:
+                _opened[self.key] = dict(self._rebuilt(device))
+            except RuntimeError as error:
+                _say_why_not(error)
+                _opened[self.key] = None
         return _opened[self.key]
 
     def _rebuilt(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -79,10 +86,19 @@ class _Handles:
 
 def _handles_of(tensors: dict[str, Tensor]) -> _Handles:
     gpu = _gpu_name(next(iter(tensors.values())).device)
-    parts: dict[str, Any] = {}
+    parts = {}
     if gpu is not None:
-        parts = {name: reduce_tensor(t) for name, t in tensors.items()}
+        try:
+            parts = {name: reduce_tensor(tensor) for name, tensor in tensors.items()}
+        except RuntimeError as error:
+            _say_why_not(error)
+            gpu = None
     return _Handles(uuid.uuid4().hex, gpu, parts)
+
+
+def _say_why_not(error: RuntimeError) -> None:
+    """Containers may forbid CUDA IPC, and not every allocator's memory can be shared."""
+    _logger.warning("weights go through Ray, since CUDA IPC failed: %s", error)
 
 
 def _gpu_name(device: torch.device) -> str | None:

@@ -3,7 +3,6 @@
 import collections.abc
 import importlib
 import os
-import sys
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +30,7 @@ class Actor:
         Not a constructor, whose errors Ray hands on as text alone. The environment is set here: as
         Ray's runtime_env it would need a new process, in place of one that Ray has started ahead.
         """
-        # torch and OpenMP read their variables once.
-        assert not environment or "torch" not in sys.modules
+        # Before torch is imported: it and OpenMP read their variables once.
         os.environ.update(environment)
         begin = time.perf_counter()
         importlib.import_module(module)

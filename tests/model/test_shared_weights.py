@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fos_rl.model import shared_weights
 from fos_rl.model.checksum import named_checksums
 from fos_rl.model.convert import build_decoder
 from fos_rl.model.hf import read_architecture
@@ -61,3 +62,19 @@ def test_parameters_that_moved_are_noticed(spec):
     assert shared.are_of(decoder)
     decoder.model.norm.weight.data = decoder.model.norm.weight.data.clone()
     assert not shared.are_of(decoder)
+
+
+def test_handles_that_cannot_be_made_or_opened_leave_it_to_buckets(spec, monkeypatch, caplog):
+    """As where a container forbids CUDA IPC: the reason is logged, once for each source."""
+
+    def forbidden(*_: object) -> None:
+        raise RuntimeError("CUDA error: invalid argument")
+
+    monkeypatch.setattr(shared_weights, "_gpu_name", lambda _: "GPU-1")
+    cpu = torch.device("cpu")
+    handles = shared_weights._Handles("key", "GPU-1", {"w": (forbidden, (None,) * 7)})
+    assert handles.open(cpu) is None
+    assert handles.open(cpu) is None
+    assert caplog.text.count("CUDA IPC failed: CUDA error: invalid argument") == 1
+    monkeypatch.setattr(shared_weights, "reduce_tensor", forbidden)
+    assert shared_weights._handles_of(dict(_decoder(spec, 0).named_parameters())).gpu is None
