@@ -1,7 +1,10 @@
 """What every test needs before the first heavy import."""
 
+import importlib.util
 import os
 import signal
+
+import pytest
 
 # A suite that a script starts in the background ignores it, and so would all programs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,3 +17,35 @@ os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Packages with annotated arrays; but kernels, whose device code is traced from its source, which a
+# wrapper would hide.
+_CHECKED = ("algorithms", "diagnose", "exact", "generator", "model", "quant", "trainer")
+
+
+# A machine that tests kernels need not have it.
+_CAN_CHECK = importlib.util.find_spec("beartype") is not None
+
+
+def pytest_configure() -> None:
+    """Calls in the tests' own processes check their annotations, shapes and dtypes included."""
+    if not _CAN_CHECK:
+        return
+    from jaxtyping import install_import_hook
+
+    import tests.support.type_checks
+
+    install_import_hook(
+        [f"fos_rl.{package}" for package in _CHECKED],
+        f"{tests.support.type_checks.__name__}.checked",
+    )
+
+
+def pytest_report_header() -> str:
+    return "annotations: checked" if _CAN_CHECK else "annotations: not checked, beartype is missing"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from jaxtyping import config
+
+    config.update("jaxtyping_disable", item.get_closest_marker("wrong_types") is not None)

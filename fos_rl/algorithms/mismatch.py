@@ -151,20 +151,21 @@ def _sampled_tokens(
     lengths = [len(values) for values in generator]
     longest = max(lengths, default=0)
 
-    def joined(array_of: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    def joined(dtype: type, array_of: Callable[[int, int], np.ndarray]) -> np.ndarray:
         parts = [array_of(number, length) for number, length in enumerate(lengths)]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        # Without sequences, too, it is of that type.
+        return np.concatenate([np.zeros(0, dtype), *parts])
 
-    ours = joined(lambda i, _: np.asarray(trainer[i], np.float64))
-    theirs = joined(lambda i, _: np.asarray(generator[i], np.float64))
+    ours = joined(np.float64, lambda i, _: np.asarray(trainer[i], np.float64))
+    theirs = joined(np.float64, lambda i, _: np.asarray(generator[i], np.float64))
     # -inf - -inf is NaN, and counted as such.
     with np.errstate(invalid="ignore"):
         d = ours - theirs
         probability = np.nan_to_num(np.exp(np.minimum(theirs, 0.0)))
     return _Tokens(
         d=d,
-        sequence=joined(lambda i, n: np.full(n, i)),
+        sequence=joined(int, lambda i, n: np.full(n, i)),
         probability_tenth=np.minimum(probability * 10, 9).astype(int),
-        position_tenth=joined(lambda _, n: np.arange(n) * 10 // max(n, 1)),
-        length_quarter=joined(lambda _, n: np.full(n, (n * 4 - 1) // max(longest, 1))),
+        position_tenth=joined(int, lambda _, n: np.arange(n) * 10 // max(n, 1)),
+        length_quarter=joined(int, lambda _, n: np.full(n, (n * 4 - 1) // max(longest, 1))),
     )

@@ -113,7 +113,7 @@ class GrpoTrainer:
         """
         self._own_experts.clear()
         # Later updates change the policy: everything is scored before the first one.
-        initial = list(self._score(batch)) if self.algorithm.minibatches > 1 else []
+        initial = self._score(batch) if self.algorithm.minibatches > 1 else []
         self._entropies.clear()
         scored: list[Tensor] = []
         sums = StepSums()
@@ -263,13 +263,15 @@ class GrpoTrainer:
         return log_probs, entropy
 
     @torch.no_grad()
-    def _score(self, batch: TrainBatch) -> Iterator[Tensor]:
+    def _score(self, batch: TrainBatch) -> list[Tensor]:
         """Each sequence's log-probs under the current weights."""
         self._entropies.clear()
+        scored: list[Tensor] = []
         order = range(batch.num_sequences)
         for microbatch in pack(batch, order, self.config.microbatch_tokens, self.device):
             log_probs, _ = self._forward(microbatch)
-            yield from log_probs.split(microbatch.response_lengths)
+            scored += log_probs.split(microbatch.response_lengths)
+        return scored
 
     def _apply_gradients(self, loss: float = 0.0) -> float:
         """Clip, step, publish, unless loss or gradient is not finite; returns the gradient norm

@@ -120,6 +120,7 @@ def test_a_reward_that_is_no_usable_number_is_refused(
         score_groups(prompts, GROUPS[:1], GivenRewards(rewards), _config(policy))
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("rewards", [np.zeros(2), np.zeros(1), np.zeros((3, 1)), np.float64(1.0)])
 def test_rewards_that_are_not_one_per_response_are_refused(rewards: np.ndarray) -> None:
     """One of them would be spread over all."""

@@ -60,6 +60,7 @@ def test_a_token_that_is_not_finite_stays_its_own():
     assert np.isnan(kl[1])
 
 
+@pytest.mark.wrong_types
 def test_shapes_that_differ_are_named():
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(1, 3\)"):
         full_vocabulary_kl(np.zeros((1, 2)), np.zeros((1, 3)))

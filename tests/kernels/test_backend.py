@@ -31,6 +31,7 @@ def test_cute_says_why_it_cannot_run() -> None:
             call()
 
 
+@pytest.mark.wrong_types
 def test_unknown_backend_lists_the_choices() -> None:
     with pytest.raises(ValueError, match="'auto', 'reference', 'cute'"):
         four_over_six_quantize(torch.randn(16, 16), backend="triton")

@@ -290,6 +290,7 @@ def test_other_remedies_of_the_message_work() -> None:
         assert check_spec(spec.model_copy(update={"precision": per_tensor}), mode)
 
 
+@pytest.mark.wrong_types
 def test_a_backward_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'quantized' with row_scaled_activation=True"):
         converted("llama", Nvfp4(), "quantized")

@@ -24,6 +24,7 @@ LINEARS = [four_over_six_linear, nvfp4_linear, mxfp8_linear]
 X, W = torch.randn(20, 64), torch.randn(32, 64)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("quantize", QUANTIZERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.int32, torch.bool])
 def test_dtypes_that_fp32_does_not_hold(quantize, dtype: torch.dtype) -> None:
@@ -47,6 +48,7 @@ def test_no_gradient_flows_through_a_quantizer(quantize) -> None:
     )
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("linear", LINEARS)
 @pytest.mark.parametrize(
     "bias",

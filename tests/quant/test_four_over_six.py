@@ -386,6 +386,7 @@ def test_no_rows(shape):
         assert nvfp4_dequantize(t).shape == shape
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
@@ -404,6 +405,7 @@ def test_errors_name_field_value_and_rule(knobs, message):
         four_over_six_quantize(torch.zeros(16, 32), **knobs)
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("shape", [(16, 24), (32,)])
 def test_bad_shapes(shape):
     with pytest.raises(ValueError, match=r"Pad with zeros|Flatten leading dims"):

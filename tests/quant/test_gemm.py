@@ -102,6 +102,7 @@ def test_native_names_the_capability(monkeypatch):
         check_gemm("native", torch.device("cuda"))
 
 
+@pytest.mark.wrong_types
 def test_unknown_gemm():
     with pytest.raises(ValueError, match="gemm is 'auto'; it must be one of 'emulated', 'native'"):
         four_over_six_linear(torch.zeros(16, 32), torch.zeros(16, 32), gemm="auto")

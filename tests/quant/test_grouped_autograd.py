@@ -221,6 +221,7 @@ def test_group_of_rows_and_amax():
     assert group_amax(x, group, 4).isnan().tolist() == [False, False, False, True]
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("offs", "message"),
     [
@@ -238,6 +239,7 @@ def test_bad_offsets(offs, message):
         four_over_six_grouped_mm(normal(M, K), normal(3, N, K), offs)
 
 
+@pytest.mark.wrong_types
 def test_bad_shapes_and_modes():
     with pytest.raises(ValueError, match=r"must be \[M, K\]"):
         four_over_six_grouped_mm(normal(M, K), normal(3, K, N), offsets([16, 48, 70]))

@@ -492,6 +492,7 @@ def test_double_backward_is_refused():
         gradient.sum().backward()
 
 
+@pytest.mark.wrong_types
 @pytest.mark.parametrize(
     ("linear", "knobs", "shapes", "message"),
     [
@@ -531,6 +532,7 @@ def test_errors(linear, knobs, shapes, message):
         linear(torch.zeros(m, k), torch.zeros(n, k), **knobs)
 
 
+@pytest.mark.wrong_types
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"x has shape \(4, 32\) and weight \(96, 64\)"):
         four_over_six_linear(torch.zeros(4, 32), torch.zeros(96, 64))

@@ -122,6 +122,7 @@ def test_stack_equals_each_matrix():
             assert_bytes(stacked.scale[index], alone.scale, "scale")
 
 
+@pytest.mark.wrong_types
 def test_errors_name_field_and_remedy():
     with pytest.raises(ValueError, match=r"scale_mode is 'ceil'; .*'rceil', 'floor'"):
         mxfp8_quantize(torch.zeros(2, 32), "ceil")

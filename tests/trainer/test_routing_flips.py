@@ -27,6 +27,7 @@ def test_no_tokens_no_keys():
     assert routing_flip_metrics(np.zeros((0, 2, 2), int), np.zeros((0, 2, 2), int), [0, 1]) == {}
 
 
+@pytest.mark.wrong_types
 def test_shapes_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"\(4, 1, 2\).*\(3, 1, 2\)"):
         routing_flip_metrics(np.zeros((4, 1, 2), int), np.zeros((3, 1, 2), int), [0])
