@@ -157,7 +157,7 @@ def test_round_trip_through_a_folder_and_transformers(family, tmp_path):
         assert torch.equal(written[name].float(), view), name
     assert written.keys() == {name for name, _ in named_hf_weights(packed.decoder)}
 
-    model, info = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         out, dtype=torch.float32, output_loading_info=True
     )
     assert not info["missing_keys"]

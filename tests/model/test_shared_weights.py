@@ -43,6 +43,7 @@ def test_stacked_experts_are_copied_and_named_one_by_one(spec):
 
 def test_an_unlike_decoder_is_refused_by_name(spec):
     theirs = SharedWeights(_decoder(spec, 1)).open(torch.device("cpu"))
+    assert theirs is not None
     loader = WeightLoader(_decoder(spec, 0))
     norm = theirs.pop("model.norm.weight")
     with pytest.raises(ValueError, match=r"only one side has the weights model\.norm\.weight"):
