@@ -2,7 +2,7 @@
 #   make demo            trains SmolLM2-135M on arithmetic through Ray and vLLM on the CPU
 #   make ablation-demo   trains it in every format and backward mode, and compares them
 #   make study-demo      trains it in four bits with and without exact mode, and compares
-#   make test            runs the tests; make test-all those that take minutes each, too
+#   make test            runs the tests; make test-all also those of minutes each, and mutants
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ MODEL := models/SmolLM2-135M-Instruct
 # Where PyTorch keeps its CPU wheels; asked only when the usual index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo ablation-demo study-demo test test-all lint locks check-locks install
+.PHONY: demo ablation-demo study-demo test test-all mutants lint locks check-locks install
 
 demo: $(MODEL)/config.json
 	$(VENV)/bin/fos-rl train configs/demo.toml
@@ -24,8 +24,12 @@ study-demo: $(MODEL)/config.json
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long"
 
-test-all: install
+test-all: install mutants
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
+
+# Plants known mistakes in the quantization, and fails when the tests miss one.
+mutants: install
+	$(VENV)/bin/python -m tests.mutants
 
 lint: install
 	$(VENV)/bin/ruff check .

@@ -1,16 +1,18 @@
 """Plant the known arithmetic mistakes in fos_rl/quant, one at a time, and count which tests notice.
 
-    python tests/mutants.py [name ...]
+    make mutants                          all of them, as many at a time as there are cores
+    python -m tests.mutants [name ...]    those whose names begin so
 
 A mutant is a replacement in a module's text; each runs in a forked process that imports that text.
 Each meets the golden vectors (test_golden.py, and those of test_mxfp8.py) and, if those pass, all
 other tests of tests/quant. The first run is of the unchanged text and must pass. Exit status 1 if a
-mutant survives.
+mutant survives. A change that no output shows is not listed: it would be no mistake.
 """
 
 import contextlib
 import importlib.machinery
 import io
+import multiprocessing
 import os
 import sys
 import time
@@ -21,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 QUANT = ROOT / "fos_rl" / "quant"
 TESTS = ROOT / "tests" / "quant"
 GOLDEN = [TESTS / "test_golden.py", f"{TESTS / 'test_mxfp8.py'}::test_golden"]
-OTHERS = sorted(set(TESTS.glob("test_*.py")) - {TESTS / "test_golden.py"})
+OTHERS = sorted(
+    set(TESTS.glob("test_*.py")) - {TESTS / "test_golden.py", TESTS / "test_mutants.py"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +277,9 @@ MUTANTS = [
     mutant(
         "33 zero amax stored as 1",
         "blocks",
-        "return x, _amax(x, row_scaled)",
-        "a = _amax(x, row_scaled)\n        return x, a.masked_fill(a == 0, 1.0)",
+        "return x, _amax(x, row_scaled) if global_amax is None else global_amax",
+        "a = _amax(x, row_scaled) if global_amax is None else global_amax\n"
+        "    return x, a.masked_fill(a == 0, 1.0)",
     ),
     mutant(
         "34 NaN dropped from the amax",
@@ -458,7 +463,10 @@ def changed_text(mutation: Mutant) -> bytes:
     text = (QUANT / f"{mutation.module}.py").read_text()
     for old, new in mutation.edits:
         if old not in text:
-            raise SystemExit(f"{mutation.name}: {mutation.module}.py no longer contains {old!r}")
+            raise ValueError(
+                f"mutant {mutation.name!r}: {mutation.module}.py no longer contains {old!r}; write "
+                "the mistake against the new text"
+            )
         text = text.replace(old, new)
     return text.encode()
 
@@ -494,29 +502,38 @@ def _run_changed(mutation: Mutant, tests: list) -> int:
         return int(pytest.main([*options, *map(str, tests)]))
 
 
+def outcome_of(mutation: Mutant) -> str:
+    if is_caught(mutation, GOLDEN):
+        return "golden vectors"
+    return "other tests" if is_caught(mutation, OTHERS) else "survived"
+
+
 def main(names: list[str]) -> int:
-    sys.path.insert(0, str(ROOT))
-    # Imported before the fork, once for all mutants; fos_rl.quant must not be.
+    # Imported before the forks, once for all mutants; fos_rl.quant must not be.
     import numpy  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
     chosen = [m for m in MUTANTS if not names or any(m.name.startswith(n) for n in names)]
+    for mutation in chosen:
+        changed_text(mutation)
     start = time.monotonic()
     if is_caught(Mutant("unchanged", "blocks", ()), [*GOLDEN, *OTHERS]):
         raise SystemExit("the unchanged text fails its tests")
-    outcomes: dict[str, list[str]] = {"golden vectors": [], "other tests": [], "survived": []}
-    for mutation in chosen:
-        changed_text(mutation)
-        if is_caught(mutation, GOLDEN):
-            outcome = "golden vectors"
-        else:
-            outcome = "other tests" if is_caught(mutation, OTHERS) else "survived"
-        outcomes[outcome].append(mutation.name)
-        print(f"{mutation.name:<52} {outcome}", flush=True)
-    counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in outcomes.items())
-    print(f"\n{len(chosen)} mutants: {counts} ({time.monotonic() - start:.0f} s)")
-    return 1 if outcomes["survived"] else 0
+    outcomes: list[str] = []
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        for mutation, outcome in zip(chosen, pool.imap(outcome_of, chosen), strict=True):
+            outcomes.append(outcome)
+            print(f"{mutation.name:<52} {outcome}", flush=True)
+    survivors = [m.name for m, o in zip(chosen, outcomes, strict=True) if o == "survived"]
+    print(
+        f"\n{len(chosen) - len(survivors)} of {len(chosen)} mutants caught, "
+        f"{outcomes.count('golden vectors')} of them by golden vectors "
+        f"({time.monotonic() - start:.0f} s)"
+    )
+    for name in survivors:
+        print(f"survived: {name}")
+    return 1 if survivors else 0
 
 
 if __name__ == "__main__":
