@@ -18,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# It replaces distutils, and refuses to once another package has imported that: vLLM and gguf import
+# both, in an order that depends on which tests a process runs.
+import setuptools  # noqa: E402, F401
+
 # Packages with annotated arrays; but kernels, whose device code is traced from its source, which a
 # wrapper would hide.
 _CHECKED = ("algorithms", "diagnose", "exact", "generator", "model", "quant", "trainer")

@@ -86,7 +86,7 @@ class _Handles:
 
 def _handles_of(tensors: dict[str, Tensor]) -> _Handles:
     gpu = _gpu_name(next(iter(tensors.values())).device)
-    parts = {}
+    parts: dict[str, Any] = {}
     if gpu is not None:
         try:
             parts = {name: reduce_tensor(tensor) for name, tensor in tensors.items()}
