@@ -52,4 +52,6 @@ def pytest_report_header() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     from jaxtyping import config
 
-    config.update("jaxtyping_disable", item.get_closest_marker("wrong_types") is not None)
+    # In a slow test checks would double the time of its many small calls, which others make, too.
+    unchecked = any(item.get_closest_marker(name) for name in ("wrong_types", "slow", "long"))
+    config.update("jaxtyping_disable", unchecked)
