@@ -1,6 +1,6 @@
 """The main path: one GRPO step is six verbs, in this order, on whatever trainer and generators it
 is given; between collating and training the noise floor is measured, and once per run the layers'
-errors."""
+errors. Around training, whoever shares a GPU gives its spare memory to the other."""
 
 import time
 from collections.abc import Iterator, Sequence

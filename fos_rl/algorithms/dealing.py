@@ -28,8 +28,8 @@ def sample_groups(
         for generator, part in zip(generators, deal(len(prompts), len(generators)), strict=True)
         if part
     ]
-    if len(calls) == 1:
-        return calls[0]()
+    if len(calls) <= 1:
+        return [group for call in calls for group in call()]
     pool = ThreadPoolExecutor(len(calls), thread_name_prefix="generator")
     try:
         futures = [pool.submit(call) for call in calls]

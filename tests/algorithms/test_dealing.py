@@ -86,3 +86,10 @@ def test_an_error_does_not_wait_for_the_other_generators() -> None:
             sample_groups([Fake(never), Broken()], PROMPTS, 0, SAMPLING)
     finally:
         never.abort()
+
+
+@pytest.mark.parametrize("num_generators", [1, 2])
+def test_no_prompts_are_no_groups(num_generators: int) -> None:
+    fakes = [Fake() for _ in range(num_generators)]
+    assert sample_groups(fakes, [], 7, SAMPLING) == []
+    assert not any(fake.asked for fake in fakes)
