@@ -15,18 +15,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import ray
-import torch
+from fos_rl.runtime.cluster import Cluster, actor_environment, build_generator, plan_placement
 
-from fos_rl.config import RunConfig, parse_config
-from fos_rl.generator.folder_weights import FolderWeights
-from fos_rl.model.hf import read_architecture
-from fos_rl.model.sync import sync
-from fos_rl.runtime.cluster import Cluster, build_generator, plan_placement
-from fos_rl.spec import ModelSpec
-from fos_rl.types import Prompt, Rollout
-from tests.support.pair import batch_of
+# Before torch is imported: OpenMP reads its variables once.
+actor_environment()
+
+import numpy as np  # noqa: E402
+import ray  # noqa: E402
+import torch  # noqa: E402
+
+from fos_rl.config import RunConfig, parse_config  # noqa: E402
+from fos_rl.generator.folder_weights import FolderWeights  # noqa: E402
+from fos_rl.model.hf import read_architecture  # noqa: E402
+from fos_rl.model.sync import sync  # noqa: E402
+from fos_rl.spec import ModelSpec  # noqa: E402
+from fos_rl.types import Prompt, Rollout  # noqa: E402
+from tests.support.pair import batch_of  # noqa: E402
 
 PROMPTS, GROUP, PROMPT_TOKENS = 16, 8, 100
 
@@ -125,6 +129,7 @@ def in_process(config: RunConfig, spec: ModelSpec, folder: Path, rounds: int) ->
         begin = time.perf_counter()
         rate = num_tokens(generator.generate(prompts, number)) / (time.perf_counter() - begin)
         say("in process", round=number, tokens_per_s=rate)
+    generator.close()
 
 
 def main() -> None:
